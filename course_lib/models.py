@@ -280,7 +280,7 @@ def _converted_folder(file_name: str, sha256: str) -> Path:
 
 
 def _convert(gguf: Path) -> Path:
-    """The safetensors folder for a GGUF file, made by the first process that asks and put there in one move."""
+    """The safetensors folder for a GGUF file, made by the first to ask and moved there when whole."""
     folder = _converted_folder(gguf.name, _sha256(gguf))
     if folder.is_dir():
         return folder
