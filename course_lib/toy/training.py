@@ -1,0 +1,103 @@
+"""Training a policy one can enumerate: every curve is exact, not an average of samples."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from course_lib.toy.estimators import Loss, loss_value
+from course_lib.toy.policy import EnumerablePolicy
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished training run.
+
+    Attributes:
+        policy: the trained policy; the one that was handed in is unchanged.
+        curves: name to (steps + 1,) values, entry k after k updates: "J", "entropy" (nats a response),
+            "gradient_norm" (of the exact ∇J), "kl" (exact KL(π_θ ‖ π at the start)). "loss" and the metrics
+            of the loss's report are (steps,): entry k belongs to the first update on batch k.
+    """
+
+    policy: EnumerablePolicy
+    curves: dict[str, Tensor]
+
+    @property
+    def objective(self) -> Tensor:
+        return self.curves["J"]
+
+
+def train(
+    policy: EnumerablePolicy,
+    loss: Loss,
+    *,
+    steps: int,
+    groups: int = 1,
+    group_size: int = 8,
+    learning_rate: float = 0.5,
+    updates_per_batch: int = 1,
+    optimizer: type[torch.optim.Optimizer] = torch.optim.SGD,
+    seed: int = 0,
+    on_step: Callable[[int, dict[str, float]], None] | None = None,
+) -> Run:
+    """Sample a batch, step down the loss, repeat; record exact quantities after every batch.
+
+    Args:
+        loss: `loss(log_probs, samples)`, log_probs (n, T) at the current θ; returns a scalar or a report with
+            `.loss`.
+        steps: batches.
+        groups, group_size: prompts a batch and responses to each; samples carry `group_ids`.
+        updates_per_batch: optimiser steps on each batch; beyond one the ratio leaves 1.
+        on_step: called as `on_step(step, values)` at the start and after every batch, for a live picture.
+
+    Example:
+        >>> from course_lib.toy import ToyPolicy
+        >>> policy = ToyPolicy(("a", "b"), 2, lambda prompt, response: float(response == ("a", "b")))
+        >>> def reinforce(log_probs, samples):
+        ...     return -(samples.rewards * log_probs.sum(dim=1)).mean()
+        >>> run = train(policy, reinforce, steps=100, seed=1)
+        >>> bool(run.objective[-1] > 0.9 > run.objective[0])
+        True
+    """
+    start, policy = policy, policy.with_theta(policy.theta)
+    stepper = optimizer([policy.theta], lr=learning_rate)
+    generator = torch.Generator().manual_seed(seed)
+    curves: dict[str, list[float]] = {}
+
+    def record(step: int, extra: dict[str, float]) -> None:
+        values = exact_state(policy, start) | extra
+        for name, value in values.items():
+            curves.setdefault(name, []).append(value)
+        if on_step is not None:
+            on_step(step, values)
+
+    record(0, {})
+    for step in range(1, steps + 1):
+        samples = policy.sample(groups, group_size, seed=generator)
+        for update in range(updates_per_batch):
+            result = loss(policy.log_probs(samples), samples)
+            value = loss_value(result)
+            if update == 0:
+                extra = {"loss": value.item(), **getattr(result, "metrics", {})}
+            stepper.zero_grad()
+            value.backward()
+            stepper.step()
+        record(step, extra)
+    return Run(policy, {name: torch.tensor(values, dtype=torch.float64) for name, values in curves.items()})
+
+
+def exact_state(policy: EnumerablePolicy, start: EnumerablePolicy) -> dict[str, float]:
+    """J, the norm of ∇J, the entropy and KL(π_θ ‖ π_start), each by summing over all outcomes."""
+    log_probs = policy.log_probs().sum(dim=1)
+    p = policy.chance * log_probs.exp()
+    objective = (p * policy.rewards).sum()
+    (gradient,) = torch.autograd.grad(objective, policy.theta)
+    p, log_probs = p.detach(), log_probs.detach()
+    return {
+        "J": objective.item(),
+        "entropy": -(p * log_probs).sum().item(),
+        "gradient_norm": gradient.norm().item(),
+        "kl": (p * (log_probs - start.log_probs().detach().sum(dim=1))).sum().item(),
+    }
