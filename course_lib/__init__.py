@@ -1,4 +1,58 @@
-"""Policy gradients for language models: the mathematics, one trainer, and what the lessons use.
+"""Policy gradients for language models, from REINFORCE to stepwise GRPO.
 
-Each module stands on its own: `from course_lib.losses import grpo_loss`.
+The mathematics is importable from here; each module's docstring says what the module is for.
 """
+
+from course_lib.advantages import (
+    generalized_advantages,
+    group_relative_advantages,
+    informative_groups,
+    leave_one_out_advantages,
+)
+from course_lib.logprobs import response_mask, token_entropy, token_log_probs
+from course_lib.losses import (
+    LossReport,
+    aggregate,
+    clipped_surrogate,
+    grpo_loss,
+    kl_estimate,
+    reinforce_loss,
+    token_weights,
+    truncated_importance_weights,
+)
+from course_lib.trajectories import (
+    Call,
+    Segment,
+    SegmentBatch,
+    Trajectory,
+    segments,
+    stepwise_batch,
+    trajectory_advantages,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Call",
+    "LossReport",
+    "Segment",
+    "SegmentBatch",
+    "Trajectory",
+    "aggregate",
+    "clipped_surrogate",
+    "generalized_advantages",
+    "group_relative_advantages",
+    "grpo_loss",
+    "informative_groups",
+    "kl_estimate",
+    "leave_one_out_advantages",
+    "reinforce_loss",
+    "response_mask",
+    "segments",
+    "stepwise_batch",
+    "token_entropy",
+    "token_log_probs",
+    "token_weights",
+    "trajectory_advantages",
+    "truncated_importance_weights",
+]

@@ -1,0 +1,92 @@
+"""How the mathematics reads its inputs: one set of checks, one dtype rule, one treatment of masked tokens."""
+
+import math
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def require(holds: bool, name: str, expected: str, got: object) -> None:
+    """Raise the ValueError every check here raises: which argument, what was expected, what came."""
+    if not holds:
+        raise ValueError(f"{name}: expected {expected}, got {got}")
+
+
+def require_choice(name: str, value: object, choices: Iterable[str]) -> None:
+    require(value in choices, name, "one of " + ", ".join(f'"{c}"' for c in choices), repr(value))
+
+
+def require_number(name: str, value: Any, expected: str, holds: Callable[[float], bool]) -> None:
+    """`holds` is a chain of comparisons, so NaN fails it; what is no number at all fails too."""
+    try:
+        good = holds(float(value))
+    except (TypeError, ValueError):
+        good = False
+    require(good, name, expected, repr(value))
+
+
+def as_tensor(name: str, value: Any) -> Tensor:
+    """A tensor of real numbers; a tensor comes back as it is."""
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name}: expected numbers or a tensor of numbers, got {value!r:.80}") from error
+    require(not tensor.is_complex(), name, "real numbers", tensor.dtype)
+    return tensor
+
+
+def compute_dtype(*tensors: Tensor) -> torch.dtype:
+    """float64 if anything is float64, else float32: half precision cannot hold the sums taken here."""
+    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+
+
+def as_mask(mask: Any, device: torch.device | None = None) -> Tensor:
+    """A (B, T) mask of any dtype as bool."""
+    mask = as_tensor("mask", mask)
+    require(mask.ndim == 2, "mask", "shape (B, T)", tuple(mask.shape))
+    active = mask.to(device) != 0
+    if mask.dtype != torch.bool:
+        odd = mask[(mask != 0) & (mask != 1)]
+        require(len(odd) == 0, "mask", "only 0 and 1 (weights are an argument of their own)", odd[:1].tolist())
+    return active
+
+
+def read_tokens(mask: Any, **values: Any) -> tuple[Tensor, ...]:
+    """The mask as bool, then every (B, T) value in one dtype on one device: finite if active, 0 if not.
+
+    The zeros go in *before* any exp or product sees the value. Masking a finished loss instead would leave
+    0 · inf = NaN in the backward pass.
+    """
+    tensors = {name: as_tensor(name, value) for name, value in values.items()}
+    first = next(iter(tensors.values()))
+    active, dtype = as_mask(mask, first.device), compute_dtype(*tensors.values())
+    return active, *(_read(name, t.to(first.device, dtype), active) for name, t in tensors.items())
+
+
+def _read(name: str, value: Tensor, active: Tensor) -> Tensor:
+    require(
+        value.shape == active.shape, name, f"shape (B, T) = {tuple(active.shape)}, like mask", tuple(value.shape)
+    )
+    value = torch.where(active, value, 0)
+    if not value.isfinite().all():
+        row, column = (~value.isfinite()).nonzero()[0].tolist()
+        raise ValueError(
+            f"{name}: expected finite values where the mask is 1, "
+            f"got {value[row, column].item()} in row {row}, column {column}"
+        )
+    return value
+
+
+def number_ids(name: str, ids: Any) -> list[int]:
+    """0, 1, 2, … for the distinct ids in the order they first appear: [7, "a", 7] gives [0, 1, 0]."""
+    numbers: dict[Hashable, int] = {}
+    try:
+        # A tensor hashes by identity, so two equal ones would count as two ids: take their values.
+        ids = [i.item() if isinstance(i, Tensor) else i for i in ids]
+        found = [numbers.setdefault(i, len(numbers)) for i in ids]
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(f"{name}: expected one integer or hashable for each row, got {ids!r:.80}") from error
+    require(not any(isinstance(i, float) and math.isnan(i) for i in numbers), name, "an id for each row", "nan")
+    return found
