@@ -1,7 +1,6 @@
 """How the mathematics reads its inputs: one set of checks, one dtype rule, one treatment of masked tokens."""
 
-import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence, Sized
 from typing import Any
 
 import torch
@@ -12,6 +11,14 @@ def require(holds: bool, name: str, expected: str, got: object) -> None:
     """Raise the ValueError every check here raises: which argument, what was expected, what came."""
     if not holds:
         raise ValueError(f"{name}: expected {expected}, got {got}")
+
+
+def require_shape(name: str, tensor: Tensor, shape: Sequence[int], meaning: str) -> None:
+    require(tensor.shape == tuple(shape), name, f"shape {tuple(shape)} = {meaning}", tuple(tensor.shape))
+
+
+def require_count(name: str, values: Sized, count: int, each: str) -> None:
+    require(len(values) == count, name, f"{count} values, one for each {each}", len(values))
 
 
 def require_choice(name: str, value: object, choices: Iterable[str]) -> None:
@@ -49,7 +56,7 @@ def as_mask(mask: Any, device: torch.device | None = None) -> Tensor:
     active = mask.to(device) != 0
     if mask.dtype != torch.bool:
         odd = mask[(mask != 0) & (mask != 1)]
-        require(len(odd) == 0, "mask", "only 0 and 1 (weights are an argument of their own)", odd[:1].tolist())
+        require(len(odd) == 0, "mask", "only 0 and 1", odd[:1].tolist())
     return active
 
 
@@ -66,9 +73,7 @@ def read_tokens(mask: Any, **values: Any) -> tuple[Tensor, ...]:
 
 
 def _read(name: str, value: Tensor, active: Tensor) -> Tensor:
-    require(
-        value.shape == active.shape, name, f"shape (B, T) = {tuple(active.shape)}, like mask", tuple(value.shape)
-    )
+    require_shape(name, value, active.shape, "(B, T), that of mask")
     value = torch.where(active, value, 0)
     if not value.isfinite().all():
         row, column = (~value.isfinite()).nonzero()[0].tolist()
@@ -88,5 +93,5 @@ def number_ids(name: str, ids: Any) -> list[int]:
         found = [numbers.setdefault(i, len(numbers)) for i in ids]
     except (TypeError, RuntimeError) as error:
         raise ValueError(f"{name}: expected one integer or hashable for each row, got {ids!r:.80}") from error
-    require(not any(isinstance(i, float) and math.isnan(i) for i in numbers), name, "an id for each row", "nan")
+    require(not any(i != i for i in numbers), name, "an id for each row", "nan")
     return found

@@ -1,7 +1,6 @@
 """Advantages: how much better a response was than its baseline.
-
-A baseline b that does not depend on the response leaves the policy gradient unbiased and lowers its variance. Here
-b comes from the other responses of the group (GRPO, RLOO) or from a critic (GAE).
+ A baseline b that does not depend on the response leaves the policy gradient unbiased and lowers its
+variance. Here b comes from the other responses of the group (GRPO, RLOO) or from a critic (GAE).
 """
 
 from collections.abc import Hashable, Sequence
@@ -18,6 +17,7 @@ from course_lib._tensors import (
     read_tokens,
     require,
     require_choice,
+    require_count,
     require_number,
 )
 
@@ -40,8 +40,9 @@ def group_relative_advantages(
 ) -> Tensor:
     """A_i = (r_i − mean(r)) / (std(r) + eps), mean and std over the group of response i.
 
-    With binary rewards and success fraction p̂ a success gets √((1−p̂)/p̂) and a failure −√(p̂/(1−p̂)). A group of
-    one, or one whose rewards are all equal (max − min ≤ 1e-6 · max|r|), says nothing and gets exactly 0.
+    With binary rewards and success fraction p̂ a success gets √((1−p̂)/p̂) and a failure −√(p̂/(1−p̂)). A
+    group of one, or one whose rewards are all equal (max − min ≤ 1e-6 · max|r|), says nothing and gets
+    exactly 0.
 
     Args:
         rewards: (N,) one reward a response, list or tensor.
@@ -49,8 +50,8 @@ def group_relative_advantages(
         scale: "std" divides by the group's standard deviation (GRPO), "none" does not (Dr. GRPO).
         ddof: 0 for the population std, 1 for the sample std. ddof=1, eps=1e-4 is what TRL computes.
         eps: added to the std.
-        missing: what a None or NaN reward does: "error" raises, "ignore" leaves the row out of mean and std and
-            gives it 0.
+        missing: what a None or NaN reward does: "error" raises, "ignore" leaves the row out of mean and std
+            and gives it 0.
 
     Returns:
         (N,) advantages.
@@ -59,7 +60,8 @@ def group_relative_advantages(
         ValueError: lengths differ, a reward is missing or infinite, or an option is out of range.
 
     Source:
-        Shao et al. 2024, DeepSeekMath (arXiv 2402.03300), section 4.1; Liu et al. 2025, Dr. GRPO (arXiv 2503.20783).
+        Shao et al. 2024, DeepSeekMath (arXiv 2402.03300), section 4.1; Liu et al. 2025, Dr. GRPO (arXiv
+        2503.20783).
 
     Example:
         >>> group_relative_advantages([1.0, 0.0, 0.0, 0.0], ["q", "q", "q", "q"]).round(decimals=3).tolist()
@@ -141,9 +143,9 @@ def generalized_advantages(
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation over the active tokens; masked ones are skipped, not treated as steps.
 
-    A_k = δ_k + γλ A_{k+1} with δ_k = r_k + γ V_{k+1} − V_k, where k+1 is the next *active* token, however many tool
-    tokens stand between, and A and V are 0 after the last. Both results are constants of a loss: compute them
-    under `torch.no_grad()`.
+    A_k = δ_k + γλ A_{k+1} with δ_k = r_k + γ V_{k+1} − V_k, where k+1 is the next *active* token, however
+    many tool tokens stand between, and A and V are 0 after the last. Both results are constants of a loss:
+    compute them under `torch.no_grad()`.
 
     Args:
         rewards: (B, T) reward at each token.
@@ -217,21 +219,17 @@ class _Groups:
 
 def _group(rewards: Rewards, group_ids: Ids, missing: Missing) -> _Groups:
     require_choice("missing", missing, ("error", "ignore"))
-    if not isinstance(rewards, Tensor):
-        rewards = as_tensor("rewards", [float("nan") if r is None else r for r in rewards])
+    if isinstance(rewards, list | tuple):
+        rewards = [float("nan") if r is None else r for r in rewards]
+    rewards = as_tensor("rewards", rewards)
     require(rewards.ndim == 1, "rewards", "shape (N,)", tuple(rewards.shape))
     numbers = number_ids("group_ids", group_ids)
-    require(
-        len(rewards) == len(numbers),
-        "rewards",
-        f"{len(numbers)} values, one for each of group_ids",
-        len(rewards),
-    )
+    require_count("rewards", rewards, len(numbers), "of group_ids")
     rewards = rewards.to(compute_dtype(rewards))
     present = ~rewards.isnan()
     if missing == "error" and not present.all():
-        absent = (~present).nonzero()[0].item()
-        raise ValueError(f'rewards: expected a number in every row (or missing="ignore"), got none in row {absent}')
+        row = (~present).nonzero()[0].item()
+        raise ValueError(f'rewards: expected a number or missing="ignore", got None or NaN in row {row}')
     index = torch.tensor(numbers, device=rewards.device, dtype=torch.long)
     # Sums over a group have to be finite too, hence the factor.
     huge = present & ~(rewards * 2 * len(rewards)).isfinite()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from course_lib._tensors import as_tensor, compute_dtype, require, require_number
+from course_lib._tensors import as_tensor, compute_dtype, require, require_number, require_shape
 
 # Logits worked on at a time. It bounds the temporary memory: 16 MiB in float32.
 CHUNK = 2**22
@@ -17,10 +17,12 @@ def token_log_probs(logits: Tensor, tokens: Tensor, *, temperature: float = 1.0)
     """log π(y_k | x, y_<k) at a temperature: log_softmax(logits / temperature) read off at each token.
 
     Keeps only the logits for the backward pass, which computes the softmax again; plain autograd would keep a
-    second (B, T, V) tensor. A token whose incoming gradient is 0 passes exactly 0 on, whatever its logits hold.
+    second (B, T, V) tensor. A token whose incoming gradient is 0 passes exactly 0 on, whatever its logits
+    hold.
 
     Args:
-        logits: (B, T, V); `logits[:, t]` is the prediction *of* `tokens[:, t]`, so the caller has shifted them.
+        logits: (B, T, V); `logits[:, t]` is the prediction *of* `tokens[:, t]`, so the caller has shifted
+            them.
         tokens: (B, T) token ids in 0 … V−1. Padding needs a valid id as well; the mask takes it out later.
         temperature: > 0, the one the tokens were sampled at.
 
@@ -39,16 +41,10 @@ def token_log_probs(logits: Tensor, tokens: Tensor, *, temperature: float = 1.0)
     """
     _check_logits(logits, temperature)
     tokens = _check_ids("tokens", tokens)
-    require(
-        tokens.shape == logits.shape[:-1],
-        "tokens",
-        f"shape (B, T) = {tuple(logits.shape[:-1])}, one id for each row of logits",
-        tuple(tokens.shape),
-    )
-    outside = (tokens < 0) | (tokens >= logits.shape[-1])
-    require(
-        not outside.any(), "tokens", f"ids from 0 to V − 1 = {logits.shape[-1] - 1}", tokens[outside][:1].tolist()
-    )
+    require_shape("tokens", tokens, logits.shape[:-1], "(B, T), that of logits without V")
+    last = logits.shape[-1] - 1
+    outside = tokens[(tokens < 0) | (tokens > last)]
+    require(len(outside) == 0, "tokens", f"ids from 0 to V − 1 = {last}", outside[:1].tolist())
     return _TokenLogProbs.apply(logits, tokens.to(logits.device), float(temperature))
 
 
@@ -76,8 +72,8 @@ def token_entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
 def response_mask(tokens: Tensor, eos_token_ids: int | Sequence[int]) -> Tensor:
     """1 up to and including the first end-of-sequence token of each row, 0 after it.
 
-    The end-of-sequence token is something the policy produced and is trained. Padding is what comes after it, never
-    what has a certain id: pad and end-of-sequence are often the same token.
+    The end-of-sequence token is something the policy produced and is trained. Padding is what comes after it,
+    never what has a certain id: pad and end-of-sequence are often the same token.
 
     Args:
         tokens: (B, T) sampled token ids.
@@ -121,8 +117,9 @@ class _TokenLogProbs(torch.autograd.Function):
         split = (x.split(_columns(logits), dim=-1) for x in (tokens, grad))
         for part, out, ids, g in zip(_parts(logits), _parts(grad_logits), *split, strict=True):
             slope = (g / ctx.temperature)[..., None]
-            rows = _log_softmax(part, ctx.temperature).exp_().mul_(-slope).scatter_add_(-1, ids[..., None], slope)
-            out.copy_(rows.masked_fill_(slope == 0, 0))
+            rows = _log_softmax(part, ctx.temperature).exp_().mul_(-slope)
+            rows.scatter_add_(-1, ids[..., None], slope).masked_fill_(slope == 0, 0)
+            out.copy_(rows)
         return grad_logits, None, None
 
 
@@ -145,7 +142,8 @@ def _parts(logits: Tensor) -> Iterator[Tensor]:
 
 
 def _check_logits(logits: Tensor, temperature: float) -> None:
-    require(logits.ndim >= 2 and logits.is_floating_point(), "logits", "floats of shape (B, T, V)", _kind(logits))
+    floats = logits.ndim >= 2 and logits.is_floating_point()
+    require(floats, "logits", "floats of shape (B, T, V)", _kind(logits))
     require_number("temperature", temperature, "a finite number > 0", lambda t: 0 < t < float("inf"))
 
 

@@ -1,8 +1,8 @@
 """Policy-gradient losses, built from one per-token loss and one weight per token.
-
-Σ weights · per-token loss covers every normalisation in the literature. Weights are computed once over a whole batch and
-sliced with it, so cutting the batch into micro-batches, padding it wider or spreading it over processes cannot change
-a gradient. In every function only `log_probs` receives a gradient; what stands under a zero mask is never looked at.
+ Σ weights · per-token loss covers every normalisation in the literature. Weights are computed once over a
+whole batch and sliced with it, so cutting the batch into micro-batches, padding it wider or spreading it over
+processes cannot change a gradient. In every function only `log_probs` receives a gradient; what stands under
+a zero mask is never looked at.
 """
 
 import math
@@ -21,7 +21,9 @@ from course_lib._tensors import (
     read_tokens,
     require,
     require_choice,
+    require_count,
     require_number,
+    require_shape,
 )
 
 Level = Literal["token", "sequence"]
@@ -54,9 +56,9 @@ def clipped_surrogate(
 ) -> Tensor:
     """PPO's per-token loss −min(ρA, clip(ρ, 1 − ε_low, 1 + ε_high) A), with ρ = π_θ / π_old.
 
-    The first step on a batch has ρ = 1: the loss is −A, its gradient is that of REINFORCE. The log-ratio is capped
-    at half the dtype's exponent range (44 in float32, 354 in float64): exp beyond it would overflow, and 0 · inf is
-    NaN in the backward pass. Past the cap ρ is constant and passes no gradient.
+    The first step on a batch has ρ = 1: the loss is −A, its gradient is that of REINFORCE. The log-ratio is
+    capped at half the dtype's exponent range (44 in float32, 354 in float64): exp beyond it would overflow,
+    and 0 · inf is NaN in the backward pass. Past the cap ρ is constant and passes no gradient.
 
     Args:
         log_probs: (B, T) log π_θ of the sampled tokens.
@@ -66,8 +68,8 @@ def clipped_surrogate(
         clip_low: ε_low ≥ 0, unitless. `float("inf")` switches a side off.
         clip_high: ε_high ≥ 0; larger than ε_low is DAPO's clip-higher.
         dual_clip: c > 1 bounds the loss by −cA where A < 0; None leaves it unbounded.
-        ratio_level: "token", or "sequence" for GSPO: ρ = exp(mean of the row's log-ratios) at every token, with the
-            gradient through that mean.
+        ratio_level: "token", or "sequence" for GSPO: ρ = exp(mean of the row's log-ratios) at every token,
+            with the gradient through that mean.
 
     Returns:
         (B, T) loss, to be minimised; 0 under the mask.
@@ -76,8 +78,8 @@ def clipped_surrogate(
         ValueError: shapes differ, an active value is not finite, or an option is out of range.
 
     Source:
-        Schulman et al. 2017, PPO (arXiv 1707.06347); Ye et al. 2020, dual clip (arXiv 1912.09729); Yu et al. 2025,
-        DAPO (arXiv 2503.14476); Zheng et al. 2025, GSPO (arXiv 2507.18071).
+        Schulman et al. 2017, PPO (arXiv 1707.06347); Ye et al. 2020, dual clip (arXiv 1912.09729); Yu et al.
+        2025, DAPO (arXiv 2503.14476); Zheng et al. 2025, GSPO (arXiv 2507.18071).
 
     Example:
         >>> old, new = torch.zeros(1, 2), torch.tensor([[2.0, 0.5]]).log()
@@ -88,11 +90,8 @@ def clipped_surrogate(
         require_number(name, value, "a number ≥ 0", lambda c: c >= 0)
     if dual_clip is not None:
         require_number("dual_clip", dual_clip, "a number > 1 or None", lambda c: c > 1)
-    active, log_probs, old, advantages = read_tokens(
-        mask, log_probs=log_probs, old_log_probs=old_log_probs, advantages=_spread(advantages, mask)
-    )
-    advantages = advantages.detach()
-    ratio = _policy_ratio(log_probs, old.detach(), active, ratio_level)
+    active, new, old, advantages = _read_policy(log_probs, old_log_probs, advantages, mask)
+    ratio = _policy_ratio(new, old, active, ratio_level)
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     loss = torch.maximum(-ratio * advantages, -clipped * advantages)
     if dual_clip is not None:
@@ -105,9 +104,9 @@ def kl_estimate(
 ) -> Tensor:
     """Per-token estimate of KL(π_θ ‖ π_ref) from one sample; x = log π_ref − log π_θ.
 
-    k1 = −x and k3 = e^x − 1 − x are unbiased as *values*, k2 = x²/2 is not. As *losses* on samples of π_θ, k1 has
-    expected gradient 0, k2 that of KL(π_θ ‖ π_ref), k3 that of KL(π_ref ‖ π_θ). k3 is exact for x ≤ 20 and goes on
-    along its tangent, so value and gradient stay finite.
+    k1 = −x and k3 = e^x − 1 − x are unbiased as *values*, k2 = x²/2 is not. As *losses* on samples of π_θ, k1
+    has expected gradient 0, k2 that of KL(π_θ ‖ π_ref), k3 that of KL(π_ref ‖ π_θ). k3 is exact for x ≤ 20
+    and goes on along its tangent, so value and gradient stay finite.
 
     Args:
         log_probs: (B, T) log π_θ of the sampled tokens.
@@ -126,8 +125,9 @@ def kl_estimate(
 
     Example:
         >>> new, ref = torch.tensor([[-1.0]]), torch.tensor([[-2.0]])
-        >>> [round(kl_estimate(new, ref, torch.ones(1, 1), estimator=k).item(), 4) for k in ("k1", "k2", "k3")]
-        [1.0, 0.5, 0.3679]
+        >>> k1, k2, k3 = (kl_estimate(new, ref, torch.ones(1, 1), estimator=k) for k in ("k1", "k2", "k3"))
+        >>> k1.item(), k2.item(), round(k3.item(), 4)
+        (1.0, 0.5, 0.3679)
     """
     require_choice("estimator", estimator, ("k1", "k2", "k3"))
     active, log_probs, ref = read_tokens(mask, log_probs=log_probs, ref_log_probs=ref_log_probs)
@@ -144,7 +144,8 @@ def truncated_importance_weights(
     cap: float = 2.0,
     level: Level = "token",
 ) -> Tensor:
-    """min(π_trainer / π_rollout, cap): the correction for an inference engine whose probabilities differ slightly.
+    """min(π_trainer / π_rollout, cap): the correction for an inference engine whose probabilities differ
+    slightly.
 
     Args:
         trainer_log_probs: (B, T) log-probabilities by the trainer's model, before any update.
@@ -198,14 +199,15 @@ def token_weights(
     "trajectory-mean"     1 / (tokens of its owner · owners)      one vote a trajectory
     ====================  ======================================  =========================
 
-    Rows and owners count only if they have an active token. Compute the weights once over the whole batch, then slice
-    them with it.
+    Rows and owners count only if they have an active token. Compute the weights once over the whole batch,
+    then slice them with it.
 
     Args:
         mask: (B, T) 1 where the policy produced the token.
         mode: one of the above.
         max_length: tokens, for "fixed-length".
-        owners: (B,) integers or hashables, for "trajectory-mean": rows with the same owner are one trajectory.
+        owners: (B,) integers or hashables, for "trajectory-mean": rows with the same owner are one
+            trajectory.
 
     Returns:
         (B, T) weights, of the mask's dtype if that is floating, else float32.
@@ -214,7 +216,8 @@ def token_weights(
         ValueError: the mode is unknown, or what it needs is missing or does not fit the mask.
 
     Source:
-        Shao et al. 2024 (arXiv 2402.03300); Yu et al. 2025 (arXiv 2503.14476); Liu et al. 2025 (arXiv 2503.20783).
+        Shao et al. 2024 (arXiv 2402.03300); Yu et al. 2025 (arXiv 2503.14476);
+        Liu et al. 2025 (arXiv 2503.20783).
 
     Example:
         >>> token_weights(torch.tensor([[1, 0], [1, 1]]), "sequence-mean").tolist()
@@ -295,7 +298,8 @@ def reinforce_loss(
         ValueError: shapes differ, an active value is not finite, or the mode lacks what it needs.
 
     Source:
-        Williams 1992, Simple statistical gradient-following algorithms for connectionist reinforcement learning.
+        Williams 1992, Simple statistical gradient-following algorithms for connectionist reinforcement
+        learning.
 
     Example:
         >>> log_probs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
@@ -334,7 +338,7 @@ def grpo_loss(
 ) -> LossReport:
     """Σ weights · (w · clipped surrogate + β · KL estimate).
 
-    w is the truncated importance weight min(π_old / π_rollout, cap) where `rollout_log_probs` are given, else 1. It
+    w is the truncated importance weight min(π_old / π_rollout, cap), or 1 without `rollout_log_probs`. It
     multiplies the policy term, not the KL term.
 
     Args:
@@ -358,14 +362,14 @@ def grpo_loss(
         weights: (B, T), used instead of a mode: the slice of the whole batch's weights for a micro-batch.
 
     Returns:
-        LossReport. Its metrics are means over the active tokens: `ratio_mean`; `clip_fraction_low`, tokens with
-        A < 0 and ρ < 1 − ε_low; `clip_fraction_high`, tokens with A > 0 and ρ > 1 + ε_high; `kl`, 0 without
-        `ref_log_probs`; `sampler_mismatch` = |log π_old − log π_rollout|, 0 without `rollout_log_probs`; and the
-        number of `active_tokens`.
+        LossReport. Its metrics are means over the active tokens: `ratio_mean`; `clip_fraction_low`, tokens
+        with A < 0 and ρ < 1 − ε_low; `clip_fraction_high`, tokens with A > 0 and ρ > 1 + ε_high; `kl`, 0
+        without `ref_log_probs`; `sampler_mismatch` = |log π_old − log π_rollout|, 0 without
+        `rollout_log_probs`; and the number of `active_tokens`.
 
     Raises:
-        ValueError: shapes differ, an active value is not finite, β ≠ 0 without `ref_log_probs`, or the mode lacks
-            what it needs.
+        ValueError: shapes differ, an active value is not finite, β ≠ 0 without `ref_log_probs`, or the mode
+            lacks what it needs.
 
     Source:
         Shao et al. 2024, DeepSeekMath (arXiv 2402.03300); Yu et al. 2025, DAPO (arXiv 2503.14476).
@@ -377,48 +381,57 @@ def grpo_loss(
         (-1.0, 1.0, 2.0)
     """
     require_number("beta", beta, "a finite number ≥ 0", lambda b: 0 <= b < math.inf)
-    require(beta == 0 or ref_log_probs is not None, "ref_log_probs", f"a tensor, because beta is {beta}", None)
-    per_token = clipped_surrogate(
-        log_probs,
-        old_log_probs,
+    require(beta == 0 or ref_log_probs is not None, "ref_log_probs", "a tensor, because beta is not 0", None)
+    active, new, old, advantages = _read_policy(log_probs, old_log_probs, advantages, mask)
+    policy = clipped_surrogate(
+        new,
+        old,
         advantages,
-        mask,
+        active,
         clip_low=clip_low,
         clip_high=clip_high,
         dual_clip=dual_clip,
         ratio_level=ratio_level,
     )
+    kl = mismatch = torch.zeros_like(old)
     if rollout_log_probs is not None:
-        per_token = per_token * truncated_importance_weights(
-            old_log_probs, rollout_log_probs, mask, cap=importance_cap, level=importance_level
+        _, rollout = read_tokens(active, rollout_log_probs=rollout_log_probs)
+        mismatch = (old - rollout).abs()
+        policy = policy * truncated_importance_weights(
+            old, rollout, active, cap=importance_cap, level=importance_level
         )
-    kl = None
     if ref_log_probs is not None:
-        kl = kl_estimate(log_probs, ref_log_probs, mask, estimator=kl_estimator)
-        per_token = per_token + beta * kl
+        kl = kl_estimate(new, ref_log_probs, active, estimator=kl_estimator)
     if weights is None:
-        active = as_mask(mask, per_token.device)
-        weights = token_weights(active.to(per_token.dtype), mode, max_length=max_length, owners=owners)
-    loss = aggregate(per_token, weights)
-    with torch.no_grad():
-        active, new, old, advantages = read_tokens(
-            mask, log_probs=log_probs, old_log_probs=old_log_probs, advantages=_spread(advantages, mask)
-        )
-        ratio = _policy_ratio(new, old, active, ratio_level)
-        metrics = {
-            "ratio_mean": ratio,
-            "clip_fraction_low": (advantages < 0) & (ratio < 1 - clip_low),
-            "clip_fraction_high": (advantages > 0) & (ratio > 1 + clip_high),
-            "kl": torch.zeros_like(old) if kl is None else kl,
-            "sampler_mismatch": torch.zeros_like(old),
-        }
-        if rollout_log_probs is not None:
-            _, rollout = read_tokens(mask, rollout_log_probs=rollout_log_probs)
-            metrics["sampler_mismatch"] = (old - rollout).abs()
-        count = active.sum()
-        means = [torch.where(active, m, 0).sum(dtype=old.dtype) / count.clamp(min=1) for m in metrics.values()]
-        values = torch.stack([*means, count.to(old.dtype)]).tolist()
-    return LossReport(loss, dict(zip((*metrics, "active_tokens"), values, strict=True)))
+        weights = token_weights(active.to(policy.dtype), mode, max_length=max_length, owners=owners)
+    loss = aggregate(policy + beta * kl if beta else policy, weights)
+    ratio = _policy_ratio(new, old, active, ratio_level)
+    metrics = _active_means(
+        active,
+        ratio_mean=ratio,
+        clip_fraction_low=(advantages < 0) & (ratio < 1 - clip_low),
+        clip_fraction_high=(advantages > 0) & (ratio > 1 + clip_high),
+        kl=kl,
+        sampler_mismatch=mismatch,
+    )
+    return LossReport(loss, metrics)
+
+
+@torch.no_grad()
+def _active_means(active: Tensor, **per_token: Tensor) -> dict[str, float]:
+    """Means over the active tokens, and their number, in one transfer from the device."""
+    count = active.sum()
+    means = [torch.where(active, t, 0).sum() / count.clamp(min=1) for t in per_token.values()]
+    values = torch.stack([*means, count.float()]).tolist()
+    return dict(zip((*per_token, "active_tokens"), values, strict=True))
+
+
+def _read_policy(log_probs: Any, old_log_probs: Any, advantages: Any, mask: Any) -> tuple[Tensor, ...]:
+    """Mask, log π_θ, log π_old and advantages, all (B, T); the last two are constants."""
+    active, new, old, spread = read_tokens(
+        mask, log_probs=log_probs, old_log_probs=old_log_probs, advantages=_spread(advantages, mask)
+    )
+    return active, new, old.detach(), spread.detach()
 
 
 def _policy_ratio(log_probs: Tensor, old_log_probs: Tensor, active: Tensor, level: Level) -> Tensor:
@@ -449,9 +462,7 @@ def _trajectory_share(lengths: Tensor, owners: Any) -> Tensor:
     """(tokens of the row's owner) · (owners with any), (B, 1)."""
     require(owners is not None, "owners", 'one id a row, because mode is "trajectory-mean"', None)
     numbers = number_ids("owners", owners)
-    require(
-        len(numbers) == len(lengths), "owners", f"{len(lengths)} values, one for each row of mask", len(numbers)
-    )
+    require_count("owners", numbers, len(lengths), "row of mask")
     index = torch.tensor(numbers, device=lengths.device, dtype=torch.long)
     tokens = torch.zeros_like(lengths).index_add(0, index, lengths)
     return tokens[index] * (tokens > 0).sum()
@@ -461,8 +472,7 @@ def _spread(advantages: Any, mask: Any) -> Tensor:
     """(B,) advantages to every token of their row; (B, T) as they are."""
     advantages = as_tensor("advantages", advantages)
     shape = as_tensor("mask", mask).shape
-    allowed = (shape[:1], shape)
-    require(
-        advantages.shape in allowed, "advantages", f"shape (B,) or (B, T) of mask {tuple(shape)}", tuple(advantages.shape)
-    )
-    return advantages[:, None].expand(shape) if advantages.ndim == 1 else advantages
+    if advantages.ndim != 1:
+        return advantages
+    require_shape("advantages", advantages, shape[:1], "(B,), the rows of mask")
+    return advantages[:, None].expand(shape)

@@ -1,8 +1,7 @@
 """Trajectories of many model calls, and the segments they are trained as.
-
-The environment's answers do not depend on θ, so ∇log p_θ(τ) = Σ_j ∇log π_θ(y_j | c_j): train every output y_j in the
-context c_j it was produced in, and give all of them the trajectory's advantage. A single-turn response is a trajectory
-of one call; nothing here treats it apart.
+ The environment's answers do not depend on θ, so ∇log p_θ(τ) = Σ_j ∇log π_θ(y_j | c_j): train every output
+y_j in the context c_j it was produced in, and give all of them the trajectory's advantage. A single-turn
+response is a trajectory of one call; nothing here treats it apart.
 """
 
 import math
@@ -14,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from course_lib._tensors import as_tensor, compute_dtype, require, require_choice
+from course_lib._tensors import as_tensor, compute_dtype, require, require_choice, require_count, require_shape
 from course_lib.advantages import Missing, group_relative_advantages, leave_one_out_advantages
 
 
@@ -26,7 +25,8 @@ class Call:
 
     Args:
         context: c_j, token ids as the model saw them.
-        output: y_j, token ids as they were sampled, end-of-sequence token included. May be empty; trains nothing then.
+        output: y_j, token ids as they were sampled, end-of-sequence token included. May be empty; trains
+            nothing then.
         log_probs: log-probability of each output token when it was drawn, or None if nobody kept them.
 
     Raises:
@@ -45,16 +45,15 @@ class Call:
         object.__setattr__(self, "context", _token_ids("context", self.context))
         object.__setattr__(self, "output", _token_ids("output", self.output))
         if self.log_probs is not None:
-            log_probs = as_tensor("log_probs", self.log_probs).tolist()
-            expected = f"{len(self.output)} finite values, one for each output token"
-            require(len(log_probs) == len(self.output), "log_probs", expected, len(log_probs))
-            require(all(map(math.isfinite, log_probs)), "log_probs", expected, log_probs)
+            log_probs = [float(p) for p in self.log_probs]
+            require_count("log_probs", log_probs, len(self.output), "of output")
+            require(all(map(math.isfinite, log_probs)), "log_probs", "finite values", log_probs)
             object.__setattr__(self, "log_probs", log_probs)
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The calls of one attempt in order, its reward, and the group (usually the prompt) it is compared within."""
+    """The calls of one attempt in order, its reward, and the group (usually the prompt) it belongs to."""
 
     calls: Sequence[Call]
     reward: float | None
@@ -63,10 +62,11 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Segment:
-    """One training row. `mask[t]` is 1 where the policy produced `tokens[t]`; `log_probs[t]` belongs to that token.
+    """One training row. `mask[t]` is 1 where the policy produced `tokens[t]`; `log_probs[t]` belongs to that
+    token.
 
-    `log_probs` is 0 where the mask is 0, and NaN for an output whose call kept none: a loss that is given it as
-    `old_log_probs` refuses it.
+    `log_probs` is 0 where the mask is 0, and NaN for an output whose call kept none: a loss that is given it
+    as `old_log_probs` refuses it.
     """
 
     tokens: list[int]
@@ -102,10 +102,10 @@ class SegmentBatch:
 def segments(trajectory: Trajectory, *, merge_prefixes: bool = True) -> list[Segment]:
     """The rows a trajectory is trained as: every sampled token once, each in the context it was sampled in.
 
-    A call whose context starts with the preceding call's context + output goes on with that call's segment, and what
-    the environment added stands between the two under a zero mask. Any other call starts a new segment. An append-only
-    agent gives one segment, its transcript; an agent that edits its context gives several. Merging saves work and
-    changes no gradient: each token still has the same tokens before it.
+    A call whose context starts with the preceding call's context + output goes on with that call's segment,
+    and what the environment added stands between the two under a zero mask. Any other call starts a new
+    segment. An append-only agent gives one segment, its transcript; an agent that edits its context gives
+    several. Merging saves work and changes no gradient: each token still has the same tokens before it.
 
     Args:
         trajectory: the calls in the order they were made.
@@ -118,8 +118,8 @@ def segments(trajectory: Trajectory, *, merge_prefixes: bool = True) -> list[Seg
         Stepwise GRPO as in Context Language Models (arXiv 2609.37725).
 
     Example:
-        >>> tool = Trajectory([Call([1], [2]), Call([1, 2, 9], [3]), Call([1, 8], [4])], reward=1.0, group_id=0)
-        >>> [(s.tokens, s.mask) for s in segments(tool)]
+        >>> calls = [Call([1], [2]), Call([1, 2, 9], [3]), Call([1, 8], [4])]
+        >>> [(s.tokens, s.mask) for s in segments(Trajectory(calls, reward=1.0, group_id=0))]
         [([1, 2, 9, 3], [0, 1, 0, 1]), ([1, 8, 4], [0, 0, 1])]
     """
     rows: list[Segment] = []
@@ -146,8 +146,8 @@ def trajectory_advantages(
 ) -> Tensor:
     """One advantage a trajectory, relative to the *trajectories* of its group.
 
-    A mean over steps would count a trajectory once for each of its calls: a 3-call success and a 1-call failure would
-    get +1/4 and −3/4 instead of ±1/2, and long failures would lower the baseline of everybody.
+    A mean over steps would count a trajectory once for each of its calls: a 3-call success and a 1-call
+    failure would get +1/4 and −3/4 instead of ±1/2, and long failures would lower the baseline of everybody.
 
     Args:
         trajectories: any order; groups may differ in size.
@@ -193,25 +193,23 @@ def stepwise_batch(
         advantages: (number of trajectories,); by default `trajectory_advantages(trajectories)`.
 
     Returns:
-        SegmentBatch with B segments, T tokens wide.
+        SegmentBatch of B segments, T tokens wide, on the CPU.
 
     Raises:
         ValueError: pad_token_id is no token id, or advantages do not match the trajectories.
 
     Example:
-        >>> calls = [Call([1], [2], [-0.1]), Call([1, 2, 9], [3], [-0.2])]
-        >>> batch = stepwise_batch([Trajectory(calls, 1.0, 0), Trajectory([Call([1], [5], [-0.3])], 0.0, 0)], pad_token_id=0)
+        >>> right = Trajectory([Call([1], [2], [-0.1]), Call([1, 2, 9], [3], [-0.2])], reward=1.0, group_id=0)
+        >>> wrong = Trajectory([Call([1], [5], [-0.3])], reward=0.0, group_id=0)
+        >>> batch = stepwise_batch([right, wrong], pad_token_id=0)
         >>> batch.tokens.tolist(), batch.advantages.tolist(), batch.owners.tolist()
         ([[1, 2, 9, 3], [1, 5, 0, 0]], [1.0, -1.0], [0, 1])
     """
     (pad_token_id,) = _token_ids("pad_token_id", [pad_token_id])
     if advantages is None:
         advantages = trajectory_advantages(trajectories)
-    advantages = as_tensor("advantages", advantages)
-    count = len(trajectories)
-    require(
-        advantages.shape == (count,), "advantages", f"shape ({count},), one a trajectory", tuple(advantages.shape)
-    )
+    advantages = as_tensor("advantages", advantages).cpu()
+    require_shape("advantages", advantages, [len(trajectories)], "(number of trajectories,)")
     owned = [(i, s) for i, t in enumerate(trajectories) for s in segments(t, merge_prefixes=merge_prefixes)]
     rows = [s for _, s in owned]
     owners = torch.tensor([i for i, _ in owned], dtype=torch.long)
@@ -220,7 +218,7 @@ def stepwise_batch(
         attention_mask=_pad([[1] * len(s.tokens) for s in rows], 0, torch.long),
         mask=_pad([s.mask for s in rows], 0, torch.bool),
         log_probs=_pad([s.log_probs for s in rows], 0.0, torch.float32),
-        advantages=advantages.to(compute_dtype(advantages))[owners.to(advantages.device)],
+        advantages=advantages.to(compute_dtype(advantages))[owners],
         owners=owners,
     )
 
@@ -233,7 +231,7 @@ def _pad(rows: list[list], fill: float, dtype: torch.dtype) -> Tensor:
 
 def _token_ids(name: str, ids: Iterable[Any]) -> list[int]:
     try:
-        found = [operator.index(i) for i in ids]
+        found = list(map(operator.index, ids.tolist() if isinstance(ids, Tensor) else ids))
     except TypeError as error:
         raise ValueError(f"{name}: expected token ids (integers), got {ids!r:.80}") from error
     require(min(found, default=0) >= 0, name, "token ids ≥ 0", min(found, default=0))
