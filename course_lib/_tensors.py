@@ -88,9 +88,10 @@ def number_ids(name: str, ids: Any) -> list[int]:
     """0, 1, 2, … for the distinct ids in the order they first appear: [7, "a", 7] gives [0, 1, 0]."""
     numbers: dict[Hashable, int] = {}
     try:
-        # A tensor hashes by identity, so two equal ones would count as two ids: take their values.
-        ids = [i.item() if isinstance(i, Tensor) else i for i in ids]
-        found = [numbers.setdefault(i, len(numbers)) for i in ids]
+        ids = ids.tolist() if isinstance(ids, Tensor) else ids
+        # Tensors hash by identity, so two equal ones in a list would count as two ids: take their values.
+        values = (i.item() if isinstance(i, Tensor) else i for i in ids)
+        found = [numbers.setdefault(i, len(numbers)) for i in values]
     except (TypeError, RuntimeError) as error:
         raise ValueError(f"{name}: expected one integer or hashable for each row, got {ids!r:.80}") from error
     require(not any(i != i for i in numbers), name, "an id for each row", "nan")

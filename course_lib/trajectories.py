@@ -13,7 +13,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from course_lib._tensors import as_tensor, compute_dtype, require, require_choice, require_count, require_shape
+from course_lib._tensors import (
+    as_tensor,
+    compute_dtype,
+    require,
+    require_choice,
+    require_count,
+    require_shape,
+)
 from course_lib.advantages import Missing, group_relative_advantages, leave_one_out_advantages
 
 
