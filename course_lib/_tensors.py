@@ -78,7 +78,7 @@ def _read(name: str, value: Tensor, active: Tensor) -> Tensor:
     if not value.isfinite().all():
         row, column = (~value.isfinite()).nonzero()[0].tolist()
         raise ValueError(
-            f"{name}: expected finite values where the mask is 1, "
+            f"{name}: expected finite values at active tokens, "
             f"got {value[row, column].item()} in row {row}, column {column}"
         )
     return value

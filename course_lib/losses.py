@@ -1,8 +1,9 @@
 """Policy-gradient losses, built from one per-token loss and one weight per token.
- Σ weights · per-token loss covers every normalisation in the literature. Weights are computed once over a
-whole batch and sliced with it, so cutting the batch into micro-batches, padding it wider or spreading it over
-processes cannot change a gradient. In every function only `log_probs` receives a gradient; what stands under
-a zero mask is never looked at.
+
+Σ weights · per-token loss covers every normalisation in the literature. Weights are computed once over a whole
+batch and sliced with it, so cutting the batch into micro-batches, padding it wider or spreading it over
+processes cannot change a gradient. In every function only `log_probs` receives a gradient; what stands under a
+zero mask is never looked at.
 """
 
 import math
@@ -89,7 +90,7 @@ def clipped_surrogate(
     for name, value in (("clip_low", clip_low), ("clip_high", clip_high)):
         require_number(name, value, "a number ≥ 0", lambda c: c >= 0)
     if dual_clip is not None:
-        require_number("dual_clip", dual_clip, "a number > 1 or None", lambda c: c > 1)
+        require_number("dual_clip", dual_clip, "a finite number > 1 or None", lambda c: 1 < c < math.inf)
     active, new, old, advantages = _read_policy(log_probs, old_log_probs, advantages, mask)
     ratio = _policy_ratio(new, old, active, ratio_level)
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -264,6 +265,8 @@ def aggregate(per_token: Tensor, weights: Tensor) -> Tensor:
         3.0
     """
     weights = as_tensor("weights", weights)
+    per_token = as_tensor("per_token", per_token)
+    require_shape("per_token", per_token, weights.shape, "(B, T), that of weights")
     _, per_token, weights = read_tokens(weights != 0, per_token=per_token, weights=weights)
     return (per_token * weights.detach()).sum()
 
@@ -307,6 +310,7 @@ def reinforce_loss(
         >>> log_probs.grad.tolist()
         [[-0.5, -0.5]]
     """
+    mask = as_mask(mask)
     active, log_probs, advantages = read_tokens(
         mask, log_probs=log_probs, advantages=_spread(advantages, mask)
     )
@@ -428,6 +432,7 @@ def _active_means(active: Tensor, **per_token: Tensor) -> dict[str, float]:
 
 def _read_policy(log_probs: Any, old_log_probs: Any, advantages: Any, mask: Any) -> tuple[Tensor, ...]:
     """Mask, log π_θ, log π_old and advantages, all (B, T); the last two are constants."""
+    mask = as_mask(mask)
     active, new, old, spread = read_tokens(
         mask, log_probs=log_probs, old_log_probs=old_log_probs, advantages=_spread(advantages, mask)
     )
@@ -468,11 +473,10 @@ def _trajectory_share(lengths: Tensor, owners: Any) -> Tensor:
     return tokens[index] * (tokens > 0).sum()
 
 
-def _spread(advantages: Any, mask: Any) -> Tensor:
+def _spread(advantages: Any, mask: Tensor) -> Tensor:
     """(B,) advantages to every token of their row; (B, T) as they are."""
     advantages = as_tensor("advantages", advantages)
-    shape = as_tensor("mask", mask).shape
     if advantages.ndim != 1:
         return advantages
-    require_shape("advantages", advantages, shape[:1], "(B,), the rows of mask")
-    return advantages[:, None].expand(shape)
+    require_shape("advantages", advantages, mask.shape[:1], "(B,), the rows of mask")
+    return advantages[:, None].expand(mask.shape)
