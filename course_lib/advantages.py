@@ -1,7 +1,7 @@
 """Advantages: how much better a response was than its baseline.
 
-A baseline b that does not depend on the response leaves the policy gradient unbiased, and a good one lowers its
-variance. Here b comes from the responses of the group (GRPO, RLOO) or from a critic (GAE).
+A baseline b that does not depend on the response leaves the policy gradient unbiased, and a good one lowers
+its variance. Here b comes from the responses of the group (GRPO, RLOO) or from a critic (GAE).
 """
 
 from collections.abc import Hashable, Sequence

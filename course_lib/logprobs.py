@@ -1,16 +1,23 @@
 """From logits to log-probabilities of tokens, their entropy, and the mask of a sampled response."""
 
+import warnings
+import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from course_lib._tensors import as_tensor, compute_dtype, require, require_number, require_shape
+from course_lib.tree import TokenTree, build_tree
 
 # Logits worked on at a time. It bounds the temporary memory: 16 MiB in float32.
 CHUNK = 2**22
+# Logits of scored tokens kept for the backward pass; beyond it they are made again there, a chunk at a time.
+KEPT_LOGITS = 2**25
 
 
 def token_log_probs(logits: Tensor, tokens: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -95,6 +102,197 @@ def response_mask(tokens: Tensor, eos_token_ids: int | Sequence[int]) -> Tensor:
     return (ends.cumsum(dim=1) - ends.long()) == 0
 
 
+@dataclass(frozen=True)
+class ScoredTokens:
+    """Log-probability (differentiable) and entropy (detached) of each scored token, both (B, T), 0 elsewhere."""
+
+    log_probs: Tensor
+    entropy: Tensor
+
+
+def score_tokens(
+    model: Any,
+    tokens: Tensor,
+    attention_mask: Tensor,
+    mask: Tensor,
+    *,
+    temperature: float = 1.0,
+    share_prefixes: bool = True,
+) -> ScoredTokens:
+    """log π(token | tokens before it in its row) of every token under `mask`, with a causal language model.
+
+    The batch is laid out as a token tree (`course_lib.tree`), so each distinct prefix runs once and nothing is padded.
+    The logits are made in chunks that are recomputed in the backward pass once they would outgrow
+    `KEPT_LOGITS` numbers. A model that cannot take the tree's mask is run the plain way, one padded row a sequence.
+
+    Args:
+        model: a transformers causal language model; called, not imported.
+        tokens: (B, T) token ids, each row starting in its first column.
+        attention_mask: (B, T) 1 where a row has a token; ones before zeros.
+        mask: (B, T) 1 at the tokens to score; never in the first column, which nothing predicts.
+        temperature: T > 0, as in `token_log_probs`.
+        share_prefixes: False runs the plain padded forward, the reading version and the tests' reference.
+
+    Returns:
+        (B, T) log-probabilities and entropies in float32 (float64 for a float64 model).
+
+    Raises:
+        ValueError: shapes that differ, a scored first token, a scored padding place, temperature ≤ 0.
+
+    Example:
+        >>> from course_lib.models import tiny_model
+        >>> tokens, seen = torch.tensor([[5, 6, 7], [5, 6, 8]]), torch.ones(2, 3)
+        >>> scored = score_tokens(tiny_model(), tokens, seen, torch.tensor([[0, 0, 1], [0, 0, 1]]))
+        >>> scored.log_probs.shape, bool((scored.log_probs[:, 2] < 0).all())
+        (torch.Size([2, 3]), True)
+    """
+    if not tokens.shape == attention_mask.shape == mask.shape or tokens.dim() != 2:
+        shapes = ", ".join(str(tuple(x.shape)) for x in (tokens, attention_mask, mask))
+        raise ValueError(f"tokens, attention_mask, mask: expected one shape (B, T), got {shapes}")
+    if temperature <= 0:
+        raise ValueError(f"temperature: expected a number > 0, got {temperature}")
+    scored, present = mask.bool(), attention_mask.bool()
+    if (scored & ~present).any() or scored[:, :1].any():
+        raise ValueError(
+            "mask: expected scored tokens to have a token before them and to be present, got others"
+        )
+    if not scored.any():
+        empty = torch.zeros(mask.shape, dtype=torch.float32, device=tokens.device)
+        return ScoredTokens(empty, empty)
+    way = _tree_scores if share_prefixes and supports_tree(model) else _padded_scores
+    values, entropy = way(model, tokens, present, scored, temperature)
+    blank = values.new_zeros(mask.shape)
+    return ScoredTokens(blank.masked_scatter(scored, values), blank.masked_scatter(scored, entropy))
+
+
+def response_log_probs(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[int]],
+    *,
+    pad_token_id: int = 0,
+    temperature: float = 1.0,
+    share_prompts: bool = True,
+) -> Tensor:
+    """log π(y_k | x, y_<k) for every token of every response.
+
+    Args:
+        model: a transformers causal language model.
+        prompts: B lists of token ids, none empty; they may differ in length.
+        responses: B lists of token ids.
+        pad_token_id: id to fill rows with; any id will do, since padding is told by place and not by id.
+        temperature: T > 0, as in `token_log_probs`.
+        share_prompts: run each distinct prompt (and any other shared prefix) once; False runs all rows padded.
+
+    Returns:
+        (B, T) with T the longest response, padded on the right with 0; differentiable.
+
+    Raises:
+        ValueError: lists of different length, an empty prompt, temperature ≤ 0.
+
+    Example:
+        >>> from course_lib.models import tiny_model
+        >>> response_log_probs(tiny_model(), [[1, 2, 3], [4]], [[5], [6, 7]]).shape
+        torch.Size([2, 2])
+    """
+    if len(prompts) != len(responses):
+        raise ValueError(f"responses: expected one for each of {len(prompts)} prompts, got {len(responses)}")
+    if not all(len(prompt) for prompt in prompts):
+        raise ValueError("prompts: expected at least one token in each, got an empty one")
+    device = next(model.parameters()).device
+    width = max((len(x) + len(y) for x, y in zip(prompts, responses, strict=True)), default=0)
+    span = max((len(y) for y in responses), default=0)
+    pad = lambda row, fill, to: [*row, *[fill] * (to - len(row))]  # noqa: E731
+    pairs = list(zip(prompts, responses, strict=True))
+    tokens = torch.tensor([pad([*x, *y], pad_token_id, width) for x, y in pairs], device=device)
+    present = torch.tensor([pad([1] * (len(x) + len(y)), 0, width) for x, y in pairs], device=device)
+    mask = torch.tensor([pad([0] * len(x) + [1] * len(y), 0, width) for x, y in pairs], device=device)
+    values = score_tokens(
+        model, tokens, present, mask, temperature=temperature, share_prefixes=share_prompts
+    ).log_probs
+    own = torch.tensor([pad([1] * len(y), 0, span) for _, y in pairs], dtype=torch.bool, device=device)
+    return values.new_zeros(own.shape).masked_scatter(own, values[mask.bool()])
+
+
+def run_tree(model: Any, tree: TokenTree, **cache: Any) -> Tensor:
+    """(N, D) last hidden states of the nodes of `tree`, one forward pass of one row."""
+    mask = tree.attention_mask()
+    if model.config._attn_implementation == "eager":  # adds its mask where the other kernels select by it
+        dtype = next(model.parameters()).dtype
+        mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(
+            ~mask, torch.finfo(dtype).min
+        )
+    return model.base_model(
+        input_ids=tree.tokens[None],
+        position_ids=tree.positions[None],
+        attention_mask=mask[None, None],
+        use_cache=bool(cache),
+        **cache,
+    ).last_hidden_state[0]
+
+
+_TREE_SUPPORT: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def supports_tree(model: Any) -> bool:
+    """Does `model` give the plain forward's log-probabilities when it is run as a token tree?
+
+    Found out once for each model by running seven tokens both ways. A model that looks back over a limited window, adds
+    its own position bias or transforms its logits may not; it is run the plain way, and a warning says so once.
+    """
+    if model not in _TREE_SUPPORT:
+        tokens = torch.tensor(
+            [[1, 2, 3, 0], [1, 2, 4, 5], [2, 1, 0, 0]], device=next(model.parameters()).device
+        )
+        present = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0]], device=tokens.device).bool()
+        scored = present & (torch.arange(4, device=tokens.device) > 0)
+        try:
+            with torch.no_grad():
+                tree, _ = _tree_scores(model, tokens, present, scored, 1.0)
+                plain, _ = _padded_scores(model, tokens, present, scored, 1.0)
+            good = bool(torch.allclose(tree, plain, atol=0.05 if plain.dtype != torch.float64 else 1e-8))
+            reason = "its log-probabilities came out differently"
+        except (TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
+            good, reason = False, f"{type(error).__name__}: {error}"
+        window = getattr(model.config, "sliding_window", None)
+        if (
+            good
+            and window
+            and "sliding_attention" in (getattr(model.config, "layer_types", None) or ["sliding_attention"])
+        ):
+            good, reason = False, f"it looks back over a window of {window} tokens only"
+        if not good:
+            warnings.warn(f"{type(model).__name__} is run without sharing prefixes ({reason})", stacklevel=3)
+        _TREE_SUPPORT[model] = good
+    return _TREE_SUPPORT[model]
+
+
+class _GatheredLogProbs(torch.autograd.Function):
+    """log p(token) / entropy where several tokens may be predicted by one row of logits: (M, V), (S,), (S,)."""
+
+    @staticmethod
+    def forward(logits: Tensor, rows: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        parts = [_log_softmax(part, temperature) for part in _parts(logits)]
+        entropy = torch.cat([_entropy(part) for part in parts])
+        return torch.cat(parts)[rows, tokens], entropy[rows]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        logits, rows, tokens, ctx.temperature = inputs
+        ctx.save_for_backward(logits, rows, tokens)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, rows, tokens = ctx.saved_tensors
+        slope = grad / ctx.temperature
+        total = slope.new_zeros(len(logits)).index_add_(0, rows, slope)
+        grad_logits = _log_softmax(logits, ctx.temperature).exp_().mul_(-total[:, None])
+        grad_logits.index_put_((rows, tokens), slope, accumulate=True)
+        return grad_logits.to(logits.dtype), None, None, None
+
+
 class _TokenLogProbs(torch.autograd.Function):
     """d log p(y) / d logit_v = (1[v = y] − p_v) / temperature."""
 
@@ -121,6 +319,47 @@ class _TokenLogProbs(torch.autograd.Function):
             rows.scatter_add_(-1, ids[..., None], slope).masked_fill_(slope == 0, 0)
             out.copy_(rows)
         return grad_logits, None, None
+
+
+def _tree_scores(model, tokens, present, scored, temperature):
+    """Scores by the token tree, in the order of the True places of `scored`."""
+    tree = build_tree([row[keep].tolist() for row, keep in zip(tokens.cpu(), present.cpu(), strict=True)])
+    tree = tree.to(tokens.device)
+    hidden = run_tree(model, tree)
+    # Sequences that share a scored token share its node, and children of one parent share its logits.
+    nodes, place = torch.unique(tree.paths[scored[:, : tree.paths.shape[1]]], return_inverse=True)
+    parents, logit_row = torch.unique(tree.parents[nodes], return_inverse=True)
+    values, entropy = _head_scores(model, hidden[parents], logit_row, tree.tokens[nodes], temperature)
+    return values[place], entropy[place]
+
+
+def _padded_scores(model, tokens, present, scored, temperature):
+    """The reading version of `_tree_scores`: one padded forward."""
+    logits = model(input_ids=tokens, attention_mask=present.long(), use_cache=False).logits
+    predicting = scored.roll(-1, dims=1)
+    logits = logits[predicting]
+    values = token_log_probs(logits[None], tokens[scored][None], temperature=temperature)[0]
+    return values, token_entropy(logits.detach()[None], temperature=temperature)[0]
+
+
+def _head_scores(model, hidden, logit_row, tokens, temperature):
+    """Log-probabilities of `tokens` (S,) where token s is predicted by row logit_row[s] of `hidden` (M, D)."""
+    head = model.get_output_embeddings()
+
+    def part(states, rows, targets):
+        return _GatheredLogProbs.apply(head(states), rows, targets, temperature)
+
+    size = max(1, KEPT_LOGITS // head.weight.shape[0])
+    if len(hidden) <= size:
+        return part(hidden, logit_row, tokens)
+    pieces, order = [], []
+    for start in range(0, len(hidden), size):
+        mine = ((logit_row >= start) & (logit_row < start + size)).nonzero()[:, 0]
+        states = hidden[start : start + size]
+        pieces.append(checkpoint(part, states, logit_row[mine] - start, tokens[mine], use_reentrant=False))
+        order.append(mine)
+    back = torch.argsort(torch.cat(order))
+    return tuple(torch.cat(column)[back] for column in zip(*pieces, strict=True))
 
 
 def _log_softmax(logits: Tensor, temperature: float) -> Tensor:

@@ -1,9 +1,9 @@
 """Policy-gradient losses, built from one per-token loss and one weight per token.
 
-Σ weights · per-token loss covers every normalisation in the literature. Weights are computed once over a whole
-batch and sliced with it, so cutting the batch into micro-batches, padding it wider or spreading it over
-processes cannot change a gradient. In every function only `log_probs` receives a gradient; what stands under a
-zero mask is never looked at.
+Σ weights · per-token loss covers every normalisation in the literature. Weights are computed once over a
+whole batch and sliced with it, so cutting the batch into micro-batches, padding it wider or spreading it over
+processes cannot change a gradient. In every function only `log_probs` receives a gradient; what stands under
+a zero mask is never looked at.
 """
 
 import math
@@ -145,8 +145,7 @@ def truncated_importance_weights(
     cap: float = 2.0,
     level: Level = "token",
 ) -> Tensor:
-    """min(π_trainer / π_rollout, cap): the correction for an inference engine whose probabilities differ
-    slightly.
+    """min(π_trainer / π_rollout, cap): corrects for an inference engine whose probabilities are slightly off.
 
     Args:
         trainer_log_probs: (B, T) log-probabilities by the trainer's model, before any update.

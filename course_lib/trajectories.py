@@ -1,8 +1,8 @@
 """Trajectories of many model calls, and the segments they are trained as.
 
-The environment's answers do not depend on θ, so ∇log p_θ(τ) = Σ_j ∇log π_θ(y_j | c_j): train every output y_j
-in the context c_j it was produced in, and give all of them the trajectory's advantage. A single-turn response is
-a trajectory of one call; nothing here treats it apart.
+The environment's answers do not depend on θ, so ∇log p_θ(τ) = Σ_j ∇log π_θ(y_j | c_j): train every output
+y_j in the context c_j it was produced in, and give all of them the trajectory's advantage. A single-turn
+response is a trajectory of one call; nothing here treats it apart.
 """
 
 import math
