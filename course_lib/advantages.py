@@ -79,7 +79,9 @@ def group_relative_advantages(
         # In units of the group's range, squares can neither underflow nor overflow.
         span = torch.where(groups.informative(), groups.span(), 1)
         variance = groups.total((deviation / span).square()) / (groups.size() - ddof).clamp(min=1)
-        deviation = deviation / span / (torch.where(groups.informative(), variance, 1).sqrt() + eps / span)
+        std = torch.where(groups.informative(), variance, 1).sqrt()
+        # eps as a tensor: a Python number over a tensor is taken as eps · (1 / span), and 0 · inf is NaN.
+        deviation = deviation / span / (std + span.new_tensor(eps) / span)
     return groups.to_rows(torch.where(groups.informative(), deviation, 0))
 
 
