@@ -9,3 +9,4 @@ c.ServerApp.ip = "127.0.0.1"
 c.LabApp.news_url = None
 c.LabApp.check_for_updates_class = "jupyterlab.NeverCheckForUpdate"
 c.LabApp.extension_manager = "readonly"
+c.KernelManager.transport_encryption = "auto"
