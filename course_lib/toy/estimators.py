@@ -49,11 +49,12 @@ class Moments:
         if self.exact:
             return f"Moments(exact over {groups}: {bias}, variance = {self.variance:.4g})"
         spread = f"{self.variance:.4g} ± {self.variance_interval:.2g}"
-        return f"Moments(Monte Carlo over {groups}: {bias}, noise {self.interval.norm():.2g}, variance = {spread})"
+        bias = f"{bias} with noise {self.interval.norm():.2g}"
+        return f"Moments(Monte Carlo over {groups}: {bias}, variance = {spread})"
 
 
 def moments(
-    policy: EnumerablePolicy, estimator: Estimator, group_size: int, *, budget: int = 20_000, seed: int = 0
+    policy: EnumerablePolicy, estimator: Estimator, group_size: int, *, budget: int = 50_000, seed: int = 0
 ) -> Moments:
     """Mean and covariance of `estimator` over groups of `group_size` responses to one prompt.
 

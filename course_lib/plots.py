@@ -1,0 +1,751 @@
+"""The course's pictures: one style, a small vocabulary, data in and a matplotlib object out.
+
+Colour-blind readers can tell the palette apart, and its lightness differs step by step, so that a grey print
+still reads; lines differ in dash as well. Figures have a solid light background and stay legible in a dark
+notebook.
+"""
+
+import io
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from course_lib.losses import clipped_surrogate
+
+P, R = ParamSpec("P"), TypeVar("R")
+
+NAVY, VERMILION, TEAL, PURPLE, AMBER = "#0B3C6F", "#C8500A", "#1B9E8A", "#8A3F8F", "#D99100"
+INK, GREY, PALE = "#222222", "#6B6B6B", "#E9E9E6"
+CYCLE = (NAVY, VERMILION, TEAL, PURPLE, AMBER)
+DASHES = ("-", "--", "-.", (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
+
+# Amber is worse than expected, blue better. The blue end is darker, so a grey print shows the sign too.
+ADVANTAGE = LinearSegmentedColormap.from_list("advantage", ["#E0A030", "#F6E3BC", "#FFFFFF", "#A9C8E8", "#1F5FA8"])
+WEIGHT = LinearSegmentedColormap.from_list("weight", ["#FFFFFF", "#BBD6E8", "#4C8FBF", "#0B3C6F"])
+
+STYLE = {
+    "figure.figsize": (8.0, 3.6),
+    "figure.dpi": 110,
+    "savefig.dpi": 110,
+    "figure.facecolor": "#FFFFFF",
+    "savefig.facecolor": "#FFFFFF",
+    "figure.constrained_layout.use": True,
+    "figure.constrained_layout.w_pad": 0.08,
+    "font.family": "DejaVu Sans",
+    "font.size": 11,
+    "text.color": INK,
+    "axes.facecolor": "#FFFFFF",
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 11,
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E4E4E0",
+    "grid.linewidth": 0.8,
+    "lines.linewidth": 2.0,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 10,
+    "ytick.labelsize": 10,
+    "legend.frameon": False,
+    "legend.fontsize": 10,
+    "hatch.linewidth": 0.6,
+    "axes.prop_cycle": cycler(color=CYCLE) + cycler(linestyle=DASHES),
+}
+
+
+def use_course_style() -> None:
+    """Draw everything from here on in the course's style, your own figures included."""
+    plt.rcParams.update(STYLE)
+
+
+def _styled(function: Callable[P, R]) -> Callable[P, R]:
+    """Draw in the course's style whatever the caller's settings are."""
+
+    @wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        with plt.rc_context(STYLE):
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+def _numbers(values) -> np.ndarray:
+    """A list, array or tensor (on any device, with or without gradient) as float64."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().double().numpy()
+    return np.asarray(values, dtype=float)
+
+
+def _signed(value: float, form: str = "+.2f") -> str:
+    """A number with a real minus sign; 0 without a sign."""
+    return format(value, form).replace("-", "−") if abs(value) > 1e-12 else "0"
+
+
+def _axes(ax: Axes | None, width: float = 8.0, height: float = 3.6) -> Axes:
+    return plt.subplots(figsize=(width, height))[1] if ax is None else ax
+
+
+def _heading(figure: Figure, text: str) -> None:
+    figure.suptitle(text, x=0.01, ha="left", fontsize=12, weight="bold")
+
+
+def _readable_on(colour) -> str:
+    """Black or white, whichever contrasts more with `colour`."""
+    return "#FFFFFF" if luminance(colour) < 0.36 else INK
+
+
+def luminance(colour) -> float:
+    """Relative luminance of a colour, 0 black to 1 white: what a grey print keeps of it."""
+    channels = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+    return float(np.dot([0.2126, 0.7152, 0.0722], channels))
+
+
+def _spread(positions: Sequence[float], gap: float) -> np.ndarray:
+    """Move label positions apart until neighbours are at least `gap` apart, keeping their order and centre."""
+    positions = np.asarray(positions, dtype=float)
+    order = np.argsort(positions, kind="stable")
+    blocks: list[list[float]] = []  # each: [centre, how many labels]
+    for value in positions[order]:
+        blocks.append([value, 1])
+        while len(blocks) > 1:
+            (low, n), (high, m) = blocks[-2:]
+            if high - low >= gap * (n + m) / 2:
+                break
+            blocks[-2:] = [[(low * n + high * m) / (n + m), n + m]]
+    placed = [centre + gap * (k - (n - 1) / 2) for centre, n in blocks for k in range(n)]
+    result = np.empty_like(positions)
+    result[order] = placed
+    return result
+
+
+@_styled
+def token_strip(
+    tokens: Sequence[Sequence[str]],
+    mask,
+    advantages=None,
+    *,
+    labels: Sequence[str] | None = None,
+    title: str | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Token sequences as boxes: hatched where given, coloured by advantage where sampled.
+
+    Args:
+        tokens: token texts of each row; rows may differ in length; long rows wrap.
+        mask: 1 where the policy produced the token, rows as long as those of `tokens` or padded.
+        advantages: one a row or one a token; None colours trained tokens alike.
+        labels: a name for each row.
+
+    Example:
+        >>> ax = token_strip([["Q", "search", "answer"]], [[0, 1, 1]], [0.5], title="Two trained tokens")
+        >>> len(ax.patches)
+        3
+    """
+    per_token = [_row_values(advantages, i, len(row)) for i, row in enumerate(tokens)]
+    limit = max((abs(v) for row in per_token for v in row if v is not None), default=1.0) or 1.0
+    norm = TwoSlopeNorm(0, -limit, limit)
+    width, line_height, texts = 84.0, 1.5, []
+    y, lowest, widest = 0.0, 0.0, 0.0
+    ax = _axes(ax, height=1.0)
+    for i, row in enumerate(tokens):
+        x, top = 0.0, y
+        for k, token in enumerate(row):
+            shown = token.replace("\n", "↵")
+            step = len(shown) + 1.6
+            if x + step > width and x > 0:
+                x, y = 0.0, y + line_height
+            trained, value = bool(mask[i][k]), per_token[i][k]
+            face = PALE if not trained else "#CFE0F0" if value is None else ADVANTAGE(norm(value))
+            ax.add_patch(
+                Rectangle(
+                    (x, y), step - 0.3, 1.1, facecolor=face, edgecolor=INK if trained else "#B5B5B0",
+                    linewidth=1.0 if trained else 0.6, hatch=None if trained else "////",
+                )
+            )  # fmt: skip
+            box = {"facecolor": PALE, "edgecolor": "none", "pad": 0.6} if not trained else None
+            texts.append(
+                ax.text(
+                    x + step / 2 - 0.15, y + 0.55, shown, ha="center", va="center", family="DejaVu Sans Mono",
+                    fontsize=9.5, color=_readable_on(face) if trained else GREY, bbox=box,
+                )
+            )  # fmt: skip
+            x += step
+            widest = max(widest, x)
+        if labels is not None:
+            ax.text(-1.2, top + 0.55, labels[i], ha="right", va="center", fontsize=10)
+        if advantages is not None and np.ndim(advantages[i]) == 0:
+            ax.text(
+                x + 0.6,
+                y + 0.55,
+                f"A = {_signed(float(advantages[i]))}",
+                va="center",
+                fontsize=10,
+                weight="bold",
+            )
+        y += line_height + (0.35 if i + 1 < len(tokens) else 0)
+        lowest = y
+    left = 0 if labels is None else 1.1 * max(map(len, labels)) + 2
+    right = 12 if advantages is not None else 1
+    ax.set_xlim(-left, max(widest, 40) + right)
+    ax.set_ylim(lowest + 0.9, -0.3)
+    key = "hatched: given, not trained" + (" · boxed: written by the policy" if advantages is None else "")
+    if advantages is not None:
+        key += " · blue: A > 0, made likelier · amber: A < 0, made less likely"
+    ax.text(0, lowest + 0.5, key, fontsize=9, color=GREY, va="center")
+    ax.set_axis_off()
+    if title:
+        ax.set_title(title)
+    figure = ax.figure
+    if len(figure.axes) == 1:
+        figure.set_size_inches(8.2, 0.27 * (lowest + 1.2) + (0.45 if title else 0.1))
+    return ax
+
+
+def _row_values(advantages, row: int, length: int) -> list[float | None]:
+    if advantages is None:
+        return [None] * length
+    values = _numbers(advantages[row])
+    return [float(values)] * length if values.ndim == 0 else [float(v) for v in values[:length]]
+
+
+@_styled
+def group_bars(rewards, advantages, *, group_ids: Sequence | None = None, title: str | None = None) -> Figure:
+    """Rewards of a group above, the advantages they become below; a dashed line is each group's mean reward.
+
+    Args:
+        rewards: (N,).
+        advantages: (N,).
+        group_ids: (N,) which group each belongs to; None: one group. Bars are drawn group by group.
+
+    Example:
+        >>> figure = group_bars([1, 0, 0, 1], [1.0, -1.0, -1.0, 1.0])
+        >>> len(figure.axes)
+        2
+    """
+    rewards, advantages = _numbers(rewards), _numbers(advantages)
+    ids = np.asarray(["" for _ in rewards] if group_ids is None else [str(g) for g in group_ids])
+    names = list(dict.fromkeys(ids))
+    order = np.concatenate([np.flatnonzero(ids == name) for name in names])
+    x = np.concatenate([np.flatnonzero(ids[order] == name) + 0.9 * k for k, name in enumerate(names)])
+    figure, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(8.0, 4.0))
+    top.bar(x, rewards[order], color="#B9B9B4", edgecolor=INK, linewidth=0.8)
+    for name in names:
+        inside = x[ids[order] == name]
+        mean = rewards[ids == name].mean()
+        top.hlines(mean, inside[0] - 0.5, inside[-1] + 0.5, color=VERMILION, linestyle="--")
+        label = f"{name} · mean {mean:.2g}" if name else f"mean {mean:.2g}"
+        top.text(
+            inside.mean(),
+            1.02,
+            label,
+            transform=top.get_xaxis_transform(),
+            ha="center",
+            color=VERMILION,
+            fontsize=10,
+        )
+    norm = TwoSlopeNorm(0, -max(abs(advantages).max(), 1e-9), max(abs(advantages).max(), 1e-9))
+    bottom.bar(x, advantages[order], color=ADVANTAGE(norm(advantages[order])), edgecolor=INK, linewidth=0.8)
+    bottom.axhline(0, color=INK, linewidth=0.8)
+    for axis, values, form in ((top, rewards, ".3g"), (bottom, advantages, "+.2f")):
+        room = max(np.ptp(values), abs(values).max(), 1e-9)
+        if len(x) <= 20:
+            for place, value in zip(x, values[order], strict=True):
+                side = "bottom" if value >= 0 else "top"
+                text = _signed(value, form)
+                axis.text(
+                    place,
+                    value + 0.03 * room * (1 if value >= 0 else -1),
+                    text,
+                    ha="center",
+                    va=side,
+                    fontsize=9,
+                )
+        axis.set_ylim(min(values.min(), 0) - 0.22 * room * (values.min() < 0), max(values.max(), 0) + 0.22 * room)
+        axis.grid(axis="x", visible=False)
+    top.set_ylabel("reward r")
+    bottom.set_ylabel("advantage A")
+    bottom.set_xticks(x if len(x) <= 20 else [], [str(i) for i in order] if len(x) <= 20 else [])
+    bottom.set_xlabel("response i")
+    bottom.set_xlim(x[0] - 0.8, x[-1] + 0.8)
+    _heading(figure, title or "Rewards become advantages")
+    return figure
+
+
+@_styled
+def learning_curve(
+    runs: Mapping[str, object],
+    *,
+    x=None,
+    band: str = "interval",
+    xlabel: str = "step",
+    ylabel: str = "J(θ)",
+    title: str | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """One line a name, labelled at its end; a band where there are several seeds, and a note of what it is.
+
+    Args:
+        runs: name to (steps,) values or (seeds, steps) values.
+        x: (steps,); None: 0, 1, 2, …
+        band: "interval", mean ± 1.96 standard errors over seeds, or "range", smallest to largest.
+
+    Example:
+        >>> ax = learning_curve({"GRPO": [[0.1, 0.4, 0.6], [0.1, 0.5, 0.8]]}, title="It learns")
+        >>> ax.get_title(loc="left")
+        'It learns'
+    """
+    if band not in ("interval", "range"):
+        raise ValueError(f'band: expected "interval" or "range", got {band!r}')
+    ax = _axes(ax)
+    ends, colours, seeds = [], [], 1
+    for name, values in runs.items():
+        table = np.atleast_2d(_numbers(values))
+        steps = np.arange(table.shape[1]) if x is None else _numbers(x)
+        mean = table.mean(axis=0)
+        (line,) = ax.plot(steps, mean, label=name)
+        if len(table) > 1:
+            seeds = max(seeds, len(table))
+            margin = 1.96 * table.std(axis=0, ddof=1) / len(table) ** 0.5
+            low, high = (mean - margin, mean + margin) if band == "interval" else (table.min(axis=0), table.max(axis=0))
+            ax.fill_between(steps, low, high, color=line.get_color(), alpha=0.18, linewidth=0)
+        ends.append(mean[-1])
+        colours.append(line.get_color())
+    ax.margins(x=0)
+    ax.set_xlabel(xlabel)
+    ax.set_ylabel(ylabel)
+    _label_ends(ax, list(runs), ends, colours)
+    if seeds > 1:
+        what = "95 % interval of the mean" if band == "interval" else "smallest to largest"
+        ax.text(
+            1,
+            1.02,
+            f"line: mean of {seeds} seeds · band: {what}",
+            transform=ax.transAxes,
+            ha="right",
+            fontsize=9,
+            color=GREY,
+        )
+    if title:
+        ax.set_title(title, pad=18 if seeds > 1 else None)
+    return ax
+
+
+def _label_ends(ax: Axes, names: Sequence[str], ends: Sequence[float], colours: Sequence[str]) -> None:
+    """Write each line's name beside its right end, moved apart where ends are close."""
+    low, high = ax.get_ylim()
+    height = ax.get_window_extent().height / ax.figure.dpi * 72 or 200  # points
+    places = _spread(ends, gap=(high - low) * 13 / height)
+    for name, place, colour in zip(names, places, colours, strict=True):
+        ax.annotate(
+            name, (1, place), xycoords=("axes fraction", "data"), xytext=(6, 0), textcoords="offset points",
+            color=colour, va="center", fontsize=10, weight="bold", annotation_clip=False,
+        )  # fmt: skip
+
+
+@_styled
+def variance_bars(
+    variances: Mapping[str, float],
+    *,
+    intervals: Mapping[str, float] | None = None,
+    xlabel: str = "variance of the gradient estimate, E‖g − E g‖² (log scale)",
+    title: str | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Variances as horizontal bars on a log axis, each with its value and its ratio to the first.
+
+    Args:
+        variances: name to a positive value; the first is what others are compared with.
+        intervals: name to the half-width of a 95 % interval, for values that were sampled.
+
+    Example:
+        >>> ax = variance_bars({"no baseline": 0.4, "leave-one-out": 0.1})
+        >>> [text.get_text() for text in ax.texts]
+        ['0.4', '0.1  (÷ 4)']
+    """
+    names, values = list(variances), _numbers(list(variances.values()))
+    if (values <= 0).any():
+        raise ValueError(f"variances: a log axis needs positive values, got {values.tolist()}")
+    ax = _axes(ax, height=0.42 * len(names) + 1.3)
+    errors = None if intervals is None else [intervals.get(name, 0.0) for name in names]
+    rows = np.arange(len(names))
+    ax.barh(
+        rows,
+        values,
+        xerr=errors,
+        height=0.62,
+        color=[NAVY, *["#6FA3CE"] * (len(names) - 1)],
+        ecolor=INK,
+        capsize=3,
+    )
+    for row, value in zip(rows, values, strict=True):
+        ratio = values[0] / value
+        change = (
+            "" if row == 0 or abs(ratio - 1) < 5e-3 else f"  (÷ {ratio:.3g})" if ratio > 1 else f"  (× {1 / ratio:.3g})"
+        )
+        margin = 0 if errors is None else errors[row]
+        ax.annotate(
+            f"{value:.3g}{change}",
+            (value + margin, row),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=10,
+        )
+    ax.set_xscale("log")
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    ax.xaxis.set_major_formatter(plain)
+    ax.xaxis.set_minor_formatter(plain if values.max() < 5 * values.min() else NullFormatter())
+    span = values.max() / values.min()
+    ax.set_xlim(values.min() / max(2, span**0.35), values.max() * max(2.2, span**0.3))
+    ax.set_yticks(rows, names)
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.tick_params(axis="y", length=0)
+    ax.set_xlabel(xlabel)
+    if title:
+        ax.set_title(title)
+    return ax
+
+
+@_styled
+def clip_plane(
+    *, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None, title: str | None = None
+) -> Figure:
+    """The clipped surrogate min(ρA, clip(ρ)A) against the ratio ρ: value above, gradient below, A > 0 and A < 0.
+
+    Both are computed by `course_lib.losses.clipped_surrogate` and autograd. Grey: no gradient. Dotted: not clipped.
+
+    Args:
+        clip_low: ε_low in (0, 1).
+        clip_high: ε_high.
+        dual_clip: c, or None; with it the ratio's axis is logarithmic.
+
+    Example:
+        >>> len(clip_plane(clip_high=0.28).axes)
+        4
+    """
+    low, high = 1 - clip_low, 1 + clip_high
+    left, right = (low - 0.4, high + 0.4) if dual_clip is None else (low / 2.4, dual_clip * 2)
+    left = max(left, 0.01)
+    figure, grid = plt.subplots(2, 2, figsize=(8.2, 4.8), sharex=True, sharey="row")
+    for (above, below), advantage, colour in zip(grid.T, (1.0, -1.0), (NAVY, VERMILION), strict=True):
+        ratio, value, slope = _clipped(advantage, left, right, clip_low, clip_high, dual_clip)
+        above.plot(ratio, advantage * ratio, color=GREY, linestyle=":", linewidth=1.4)
+        above.plot(ratio, value, color=colour, linestyle="-")
+        above.plot(1, advantage, "o", color=colour, markersize=6)
+        above.annotate(
+            "first step: ρ = 1",
+            (1, advantage),
+            xytext=(0, 14),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
+            bbox={"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 1.5},
+        )
+        below.plot(ratio, np.where(np.diff(slope, append=slope[-1]) == 0, slope, np.nan), color=colour, linestyle="-")
+        stop = dual_clip if dual_clip and advantage < 0 else right
+        regions = list(zip((left, low, high), (low, high, stop), _REGIONS[advantage], strict=True))
+        if stop < right:
+            regions.append((stop, right, "beyond c:\nno gradient"))
+        for start, end, text in regions:
+            middle = (start + end) / 2 if dual_clip is None else (start * end) ** 0.5
+            below.text(middle, -0.85 * advantage, text, ha="center", va="center", fontsize=8.5)
+        for ax in (above, below):
+            ax.fill_between(
+                ratio, 0, 1, where=slope == 0, transform=ax.get_xaxis_transform(), color=PALE, linewidth=0, zorder=0
+            )
+            for edge in (low, high):
+                ax.axvline(edge, color=GREY, linewidth=0.9, linestyle="--")
+            ax.grid(visible=False)
+        above.set_title("A > 0: better than expected" if advantage > 0 else "A < 0: worse than expected", fontsize=11)
+        if dual_clip:
+            below.set_xscale("log")
+            below.xaxis.set_minor_formatter(NullFormatter())
+        below.set_xticks([low, 1, high, *([dual_clip] if dual_clip else [])])
+        below.xaxis.set_major_formatter(FuncFormatter(lambda tick, _: f"{tick:g}"))
+        below.minorticks_off()
+        below.set_xlim(left, right)
+        below.set_xlabel(r"ratio  $\rho=\pi_\theta\,/\,\pi_{\mathrm{old}}$" + (" (log scale)" if dual_clip else ""))
+        below.set_ylim(-1.5, 1.5)
+        below.set_yticks([-1, 0, 1])
+    grid[0, 0].set_ylabel("value ÷ |A|")
+    grid[1, 0].set_ylabel("gradient in ρ ÷ |A|")
+    _heading(figure, title or "Clipping stops the gradient only where the ratio has gone far enough")
+    return figure
+
+
+_REGIONS = {
+    1.0: ("fell by mistake:\npushed up again", "pushed\nup", "far enough:\nno gradient"),
+    -1.0: ("far enough:\nno gradient", "pushed\ndown", "rose by mistake:\npushed down again"),
+}
+
+
+def _clipped(
+    advantage: float, left: float, right: float, clip_low: float, clip_high: float, dual_clip: float | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """ρ, value and derivative in ρ of the clipped surrogate, from the library's loss."""
+    ratio = torch.linspace(left, right, 2001, dtype=torch.float64)
+    log_ratio = ratio.log()[None].requires_grad_()
+    loss = clipped_surrogate(
+        log_ratio,
+        torch.zeros_like(log_ratio),
+        torch.tensor([advantage], dtype=torch.float64),
+        torch.ones_like(log_ratio),
+        clip_low=clip_low,
+        clip_high=clip_high,
+        dual_clip=dual_clip,
+    )
+    (slope,) = torch.autograd.grad(-loss.sum(), log_ratio)
+    return ratio.numpy(), -loss.detach()[0].numpy(), (slope[0] / ratio).numpy().round(12)
+
+
+@_styled
+def weight_heatmap(
+    weights: Mapping[str, object], *, labels: Sequence[str] | None = None, title: str | None = None
+) -> Figure:
+    """The weight each token's loss gets, one panel a normalisation; at the right what each response gets in all.
+
+    Args:
+        weights: mode to (B, T) weights, 0 where there is no token, as `token_weights` returns them.
+        labels: a name for each of the B responses.
+
+    Example:
+        >>> figure = weight_heatmap({"token-mean": [[0.25, 0.0, 0.0], [0.25, 0.25, 0.25]]}, labels=["short", "long"])
+        >>> [text.get_text() for text in figure.axes[0].texts][-1]
+        'Σ = 0.75'
+    """
+    tables = {mode: _numbers(table) for mode, table in weights.items()}
+    rows, columns = next(iter(tables.values())).shape
+    figure, axes = plt.subplots(
+        len(tables), 1, figsize=(8.0, 0.6 + len(tables) * (0.3 * rows + 0.36)), squeeze=False, sharex=True
+    )
+    for ax, (mode, table) in zip(axes[:, 0], tables.items(), strict=True):
+        largest = table.max() or 1.0
+        for i in range(rows):
+            for t in np.flatnonzero(table[i]):
+                face = WEIGHT(0.1 + 0.6 * table[i, t] / largest)
+                ax.add_patch(Rectangle((t, i), 0.94, 0.88, facecolor=face, edgecolor=INK, linewidth=0.6))
+                if columns <= 16:
+                    ax.text(
+                        t + 0.47,
+                        i + 0.46,
+                        _short(table[i, t]),
+                        ha="center",
+                        va="center",
+                        fontsize=9,
+                        color=_readable_on(face),
+                    )
+            ax.text(
+                columns + 0.25,
+                i + 0.46,
+                f"Σ = {_short(table[i].sum())}",
+                va="center",
+                fontsize=10,
+                weight="bold",
+            )
+        ax.set_xlim(-0.05, columns + 1.6)
+        ax.set_ylim(rows, -0.06)
+        ax.set_yticks(np.arange(rows) + 0.46, labels or [f"y{i + 1}" for i in range(rows)])
+        ax.set_xticks([])
+        ax.tick_params(length=0)
+        ax.grid(visible=False)
+        ax.spines[:].set_visible(False)
+        ax.set_title(mode, fontsize=10.5, pad=3)
+    axes[-1, 0].set_xlabel("token k →  (darkest: the panel's largest weight)", loc="left", fontsize=9, color=GREY)
+    _heading(figure, title or "One weight a token: the loss normalisations")
+    return figure
+
+
+def _short(value: float) -> str:
+    return f"{value:.2g}" if abs(value) < 10 else f"{value:.3g}"
+
+
+LESSONS = (
+    ("start here", "the map"),
+    ("objectives", r"$J=\mathbb{E}[R]$"),
+    ("REINFORCE", r"$R\,\nabla\log\pi$"),
+    ("baselines", r"$A=R-b(x)$"),
+    ("PPO clipping", r"$\min(\rho A,\ \mathrm{clip}(\rho)A)$"),
+    ("GRPO", r"$A_i=(r_i-\bar r)\,/\,\mathrm{std}$"),
+    ("in practice", "dead groups, drift"),
+    ("agents", r"$\sum_j\nabla\log\pi(y_j|c_j)$"),
+    ("stepwise GRPO", r"segments $(c_j, y_j)$"),
+    ("fine-tune", "135 M, on a laptop"),
+    ("capstone", "agents on a GPU"),
+)
+
+
+@_styled
+def course_map(current: int | str | None = None) -> Figure:
+    """Where a lesson sits: the eleven lessons with the one formula each adds.
+
+    Args:
+        current: number of the lesson to point out, 3 or "03"; None for none.
+
+    Example:
+        >>> course_map(3).axes[0].get_title(loc="left")
+        'Lesson 03 of 10: baselines'
+    """
+    here = None if current is None else int(current)
+    if here is not None and not 0 <= here < len(LESSONS):
+        raise ValueError(f"current: expected a lesson from 0 to {len(LESSONS) - 1}, got {current!r}")
+    figure, ax = plt.subplots(figsize=(8.2, 2.3))
+    for k, (name, formula) in enumerate(LESSONS):
+        x, y = (k % 6) * 1.42, -(k // 6) * 1.0
+        now, before = k == here, here is not None and k < here
+        face = NAVY if now else "#CFE0F0" if before else "#FFFFFF"
+        ink = "#FFFFFF" if now else INK
+        ax.add_patch(
+            FancyBboxPatch(
+                (x, y),
+                1.26,
+                0.66,
+                boxstyle="round,pad=0.02,rounding_size=0.08",
+                facecolor=face,
+                edgecolor=NAVY,
+                linewidth=1.2,
+            )
+        )
+        ax.text(
+            x + 0.63,
+            y + 0.47,
+            f"{k:02d} {name}",
+            ha="center",
+            va="center",
+            fontsize=8.2,
+            weight="bold",
+            color=ink,
+        )
+        ax.text(x + 0.63, y + 0.18, formula, ha="center", va="center", fontsize=8.5, color=ink)
+        if k % 6 < 5 and k + 1 < len(LESSONS):
+            ax.annotate("", (x + 1.41, y + 0.33), (x + 1.27, y + 0.33), arrowprops={"arrowstyle": "->", "color": GREY})
+    ax.plot([7.73, 7.73, -0.12, -0.12], [-0.03, -0.17, -0.17, -0.2], color=GREY, linewidth=1.0, linestyle="-")
+    ax.annotate("", (-0.12, -0.67), (-0.12, -0.16), arrowprops={"arrowstyle": "-", "color": GREY})
+    ax.annotate("", (0.0, -0.67), (-0.13, -0.67), arrowprops={"arrowstyle": "->", "color": GREY})
+    ax.set_xlim(-0.2, 8.42)
+    ax.set_ylim(-1.08, 0.74)
+    ax.set_axis_off()
+    ax.set_title("The course" if here is None else f"Lesson {here:02d} of {len(LESSONS) - 1}: {LESSONS[here][0]}")
+    return figure
+
+
+class LiveCurve:
+    """Curves that redraw while a loop runs; outside a notebook it only collects.
+
+    In a notebook one picture is updated in place, and the last one stays in the stored output. Use it in a
+    `with` block, or call `close()`, so that the last point is drawn.
+
+    Args:
+        names: which values of each update to draw, a panel each.
+        title: above the panels.
+        total: the last step, if known, to fix the horizontal axis.
+        labels: name to axis label, where the name will not do.
+        every: least number of seconds between two redraws.
+
+    Example:
+        >>> with LiveCurve(("J",), total=10) as live:
+        ...     for step in range(11):
+        ...         live.update(step, {"J": step / 10, "entropy": 1.0})
+        >>> live.values["J"][-1]
+        1.0
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str] = ("J",),
+        *,
+        title: str = "",
+        total: int | None = None,
+        labels: Mapping[str, str] | None = None,
+        every: float = 0.4,
+    ):
+        self.names, self.title, self.total, self.labels, self.every = (
+            tuple(names),
+            title,
+            total,
+            labels or {},
+            every,
+        )
+        self.steps: dict[str, list[float]] = {name: [] for name in self.names}
+        self.values: dict[str, list[float]] = {name: [] for name in self.names}
+        self._handle, self._drawn = None, float("-inf")
+
+    def __enter__(self) -> "LiveCurve":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+    def update(self, step: float, values: Mapping[str, float]) -> None:
+        """Add a point to every curve that `values` has a value for."""
+        for name in self.names:
+            if values.get(name) is not None:
+                self.steps[name].append(float(step))
+                self.values[name].append(float(values[name]))
+        if _in_notebook() and time.monotonic() - self._drawn >= self.every:
+            self._show()
+
+    def close(self) -> None:
+        """Draw the final picture."""
+        if _in_notebook() and any(self.values.values()):
+            self._show()
+
+    @_styled
+    def figure(self) -> Figure:
+        """The picture as it is now."""
+        figure, axes = plt.subplots(1, len(self.names), figsize=(8.0, 2.9), squeeze=False)
+        for ax, name, colour in zip(axes[0], self.names, CYCLE * len(self.names), strict=False):
+            ax.plot(self.steps[name], self.values[name], color=colour, linestyle="-")
+            if self.values[name]:
+                ax.plot(self.steps[name][-1], self.values[name][-1], "o", color=colour, markersize=5)
+            if self.total is not None:
+                ax.set_xlim(0, self.total)
+            ax.set_xlabel("step")
+            now = f" = {self.values[name][-1]:.3g}" if self.values[name] else ""
+            ax.set_title(self.labels.get(name, name) + now, fontsize=11, color=colour)
+        if self.title:
+            _heading(figure, self.title)
+        return figure
+
+    def _show(self) -> None:
+        from IPython.display import Image, display
+
+        figure = self.figure()
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", metadata={"Software": None})
+        plt.close(figure)
+        image = Image(picture.getvalue(), alt=f"{self.title or 'Live curve'}: {', '.join(self.names)} against step")
+        if self._handle is None:
+            self._handle = display(image, display_id=True)
+        else:
+            self._handle.update(image)
+        self._drawn = time.monotonic()
+
+
+def _in_notebook() -> bool:
+    """True in a Jupyter kernel, which can update what it has displayed."""
+    try:
+        from IPython import get_ipython
+    except ImportError:
+        return False
+    return hasattr(get_ipython(), "kernel")
