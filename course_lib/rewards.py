@@ -10,7 +10,7 @@ How numbers are read:
 |---|---|
 | `72 clips`, `72kg`, `$72`, `72%`, `72.` | 72: units are set aside, a percent sign too (50% is 50) |
 | `1,000`, `1_000`, `1{,}000`, `1\,000` | 1000; so with no-break and thin spaces, never with plain ones |
-| `1,2,3` and `1,00` | 1, 2, 3 and 1, 0: not groups of three, so a list |
+| `1,2,3` and `1,50` | 1, 2, 3 and 1, 50: not groups of three, so a list; a comma is no decimal point |
 | `-5`, `−5`, `–5`, `-$5`, `is -5` | −5: a sign touches its number and follows no operand |
 | `3-5`, `3 - 5`, `x-5`, `covid-19` | 3, 5 and 3, 5 and 5 and 19: here the dash joins or subtracts |
 | `3/4`, `\frac{3}{4}`, `¾` | 3/4 |
@@ -50,8 +50,8 @@ _NUMBER = rf"""
 """
 _SCAN = re.compile(rf"{_NOT_A_NUMBER}|{_NUMBER}", re.VERBOSE)
 _WHOLE = re.compile(rf"(?:\s|[\\$€£¥*`(\[])*+{_NUMBER}(?:\s|[\\$€£¥%*`)\].])*+", re.VERBOSE)
-_DECIMAL = r"(?:[1-9]\d{0,2}(?:,\d{3})++|\d*+)(?:\.\d++)?"
-_RATIONAL = re.compile(rf"(?=[\d.]){_DECIMAL}(?:/{_DECIMAL})?")
+_DECIMAL = r"(?:(?:[1-9]\d{0,2}(?:,\d{3})++|\d++)(?:\.\d++)?|\.\d++)"
+_RATIONAL = re.compile(rf"{_DECIMAL}(?:/{_DECIMAL})?")
 _BRACE = re.compile(r"\\[{}]|(?P<box>\\boxed\s*+\{)|(?P<open>\{)|(?P<close>\})")
 
 
@@ -158,9 +158,9 @@ def last_number(text: str) -> Fraction | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""What stands in the last complete LaTeX \boxed{...} of a text, braces inside it balanced, or None.
+    r"""What stands in the last complete LaTeX \boxed{...} of a text, or None.
 
-    Of boxes in boxes the innermost is taken. A box that is never closed is none.
+    Braces inside it are balanced. Of a box in a box the inner one counts. A box that is never closed is none.
 
     Example:
         >>> boxed(r"first \boxed{1}, no: \boxed{\frac{3}{4}}, and \boxed{cut off")

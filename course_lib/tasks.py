@@ -1,7 +1,8 @@
 """Tasks: where problems come from, what the model sees, and what its reply is worth.
 
-A `Task` yields `Problem`s and opens an `Episode` for one. Sampling asks the episode for the token ids the model
-shall see, hands it the reply, and goes on until it is done. A single-turn task is an episode of one step.
+A `Task` yields `Problem`s and opens an `Episode` for one. Sampling asks the episode for the token ids the
+model shall see, hands it the reply, and goes on until it is done. A single-turn task is an episode of one
+step.
 """
 
 import json
@@ -54,7 +55,7 @@ class Task(Protocol):
     """An endless reproducible stream of training problems, a fixed exam, and the episodes of both."""
 
     def training_problem(self, index: int) -> Problem:
-        """The index-th training problem, a function of the task's seed and `index`: a run resumes from an int."""
+        """The index-th training problem, a function of seed and `index` alone: a run resumes from an int."""
         ...
 
     def held_out_problems(self) -> Sequence[Problem]:
@@ -69,9 +70,9 @@ class Task(Protocol):
 class SingleTurnTask:
     """Ask, read one reply, score it.
 
-    The model sees the prompt as the user's turn of the tokenizer's chat template, then the assistant's turn with
-    `reply_prefix` already written in it. Where the tokenizer has no chat template, system message, prompt and prefix
-    are plain lines. The reward sees what the model wrote: the reply without the prefix.
+    The model sees the prompt as the user's turn of the tokenizer's chat template, then the assistant's turn
+    with `reply_prefix` already written in it. Where the tokenizer has no chat template, system message,
+    prompt and prefix are plain lines. The reward sees what the model wrote: the reply without the prefix.
 
     Training problems come in epochs: every problem once, in an order drawn anew for each epoch.
 
@@ -205,21 +206,21 @@ class Arithmetic(SingleTurnTask):
 
     | level | expressions | how many |
     |---|---|---|
-    | 1 | a + b and a - b, numbers 0–9 | 200 |
-    | 2 | a + b and a - b, numbers 0–20 | 882 |
-    | 3 | a + b and a - b, numbers 0–99 | 20,000 |
-    | 4 | a ± b ± c, numbers 0–20 | 37,044 |
+    | 1 | a + b and a - b, numbers 0–9 | 155 |
+    | 2 | a + b and a - b, numbers 0–20 | 672 |
+    | 3 | a + b and a - b, numbers 0–99 | 15,050 |
+    | 4 | a ± b ± c, numbers 0–20 | 26,474 |
     | 5 | a * b, numbers 0–20 | 441 |
 
-    Every ordered pair (triple) is there, so about half of the differences are negative. Expressions that differ only
-    in the order of their terms, such as 7 + 12 and 12 + 7, stand on the same side of the split; an interval that takes
-    the exam's problems for independent is a little too narrow for it. The split depends on `level` and `held_out`
-    alone: runs with different seeds sit the same exam.
+    Every ordered pair (triple) whose value is not negative is there. Expressions that
+    differ only in the order of their terms, such as 7 + 12 and 12 + 7, stand on the same side of the split;
+    an interval that takes the exam's problems for independent is a little too narrow for it. The split
+    depends on `level` and `held_out` alone: runs with different seeds sit the same exam.
 
     Args:
         level: 1 to 5.
         seed: draws the order of the training problems.
-        held_out: size of the exam; None means 200, or a quarter of the level where that is less.
+        held_out: size of the exam; None means 200, or three tenths of the level where that is less.
         system, reply_prefix, stop, reward: as for `SingleTurnTask`.
 
     Raises:
@@ -228,10 +229,10 @@ class Arithmetic(SingleTurnTask):
     Example:
         >>> task = Arithmetic(level=2, seed=0)
         >>> task.training_problem(0)
-        Problem(prompt='What is 3 + 13?', answer='16', level=2)
+        Problem(prompt='What is 18 - 5?', answer='13', level=2)
         >>> len(task.held_out_problems())
         200
-        >>> task.score(task.training_problem(0), " 16.")
+        >>> task.score(task.training_problem(0), " 13.")
         1.0
     """
 
@@ -249,7 +250,7 @@ class Arithmetic(SingleTurnTask):
         if level not in _LEVELS:
             raise ValueError(f"level: expected one of {', '.join(map(str, _LEVELS))}, got {level!r}")
         space = _expressions(level)
-        count = min(200, len(space) // 4) if held_out is None else held_out
+        count = min(200, len(space) * 3 // 10) if held_out is None else held_out
         if not 0 <= count < len(space):
             raise ValueError(f"held_out: expected 0 to {len(space) - 1} for level {level}, got {count}")
         training, exam = _split(space, count)
@@ -283,14 +284,16 @@ def _expressions(level: int) -> list[tuple[str, Problem]]:
                 value = sum(terms)
             # -0 is 0, so 7 - 0 would share the key of 7 + 0: the signs are part of the key.
             key = f"{''.join(sorted(signs))} {sorted(terms)}"
-            problems.append((key, Problem(f"What is {written}?", str(value), level)))
+            if value >= 0:
+                problems.append((key, Problem(f"What is {written}?", str(value), level)))
     return problems
 
 
 def _split(keyed: Iterable[tuple[str, Problem]], count: int) -> tuple[list[Problem], list[Problem]]:
     """(training, held out): problems with one key stay together; `count`, or as many as fit, are held out.
 
-    Keys are taken in the order of their hashes, so neither the order of the source nor a seed changes the choice.
+    Keys are taken in the order of their hashes, so neither the order of the source nor a seed changes the
+    choice.
     """
     groups: dict[str, list[Problem]] = {}
     for key, problem in keyed:
@@ -326,9 +329,9 @@ def load_jsonl(
 ) -> SingleTurnTask:
     r"""A task from your own rows: one JSON object a line, {"prompt": "What is 7 + 12?", "answer": "19"}.
 
-    An answer is a text or a number; numbers are kept as they are written. Other keys and blank lines are ignored.
-    Rows with the same prompt stay on the same side of the split, which depends on the prompts alone: neither the order
-    of the rows nor the seed moves a row to the other side.
+    An answer is a text or a number; numbers are kept as they are written. Other keys and blank lines are
+    ignored. Rows with the same prompt stay on the same side of the split, which depends on the prompts alone:
+    neither the order of the rows nor the seed moves a row to the other side.
 
     Args:
         path: the file, UTF-8.
@@ -388,7 +391,7 @@ def _read_problems(path: Path) -> list[tuple[int, Problem]]:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"path: expected UTF-8 text, got {path}, which is not from byte {error.start} on") from None
+        raise ValueError(f"path: expected UTF-8 text, got byte {error.start} of {path} that is not") from None
     if "\0" in text:
         raise ValueError(f"path: expected text, got a binary file (a zero byte in {path})")
     # Only "\n" ends a line: JSON texts may hold U+2028 and others that str.splitlines would cut at.
