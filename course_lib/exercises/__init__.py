@@ -38,9 +38,7 @@ __all__ = [
 
 def _collect() -> dict[str, Exercise]:
     found: dict[str, Exercise] = {}
-    for module in sorted(
-        info.name for info in pkgutil.iter_modules(__path__) if info.name.startswith("lesson_")
-    ):
+    for module in sorted(info.name for info in pkgutil.iter_modules(__path__) if info.name.startswith("lesson_")):
         for exercise in import_module(f"{__name__}.{module}").EXERCISES:
             if exercise.id in found:
                 raise ValueError(f"exercise ids: {exercise.id!r} is used twice")

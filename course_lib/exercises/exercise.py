@@ -53,9 +53,7 @@ def plain_call(function: Callable, *args: Any) -> Any:
     return function(*args)
 
 
-def value_and_gradient(
-    function: Callable, leaf: torch.Tensor, *rest: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+def value_and_gradient(function: Callable, leaf: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Probe for losses: the scalar `function(leaf, *rest)` and its gradient with respect to `leaf`."""
     leaf = leaf.clone().requires_grad_()
     with torch.enable_grad():
@@ -63,9 +61,7 @@ def value_and_gradient(
         if value is None:
             raise AnswerError("Your function returned None. Is the return statement missing?")
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
-            raise AnswerError(
-                "A loss must be a tensor with one element, so that .backward() can start from it."
-            )
+            raise AnswerError("A loss must be a tensor with one element, so that .backward() can start from it.")
         if not value.requires_grad:
             raise AnswerError(
                 "The loss has no gradient: between the first argument and the result the graph was cut "

@@ -48,16 +48,14 @@ def better_than_average(rewards):
 def better_than_average(rewards):
     return rewards - rewards.sum()
 """,
-                "You subtract the sum of the rewards. The mean is the sum divided by the number of "
-                "responses.",
+                "You subtract the sum of the rewards. The mean is the sum divided by the number of responses.",
             ),
             Mistake(
                 """
 def better_than_average(rewards):
     return rewards - rewards.median()
 """,
-                "You subtract the median. With 0/1 rewards that is nearly always 0 or 1; the mean is "
-                "the success rate.",
+                "You subtract the median. With 0/1 rewards that is nearly always 0 or 1; the mean is the success rate.",
             ),
             Mistake(
                 """

@@ -49,11 +49,9 @@ def response_log_prob(logits, tokens):
     raise NotImplementedError
 ''',
         hints=(
-            "A softmax over the vocabulary turns each row of logits into probabilities; the log "
-            "of a product is a sum.",
+            "A softmax over the vocabulary turns each row of logits into probabilities; the log of a product is a sum.",
             "torch.log_softmax(logits, dim=-1) stays finite where the log of a softmax is log 0.",
-            "Pick entry tokens[k] from row k, for instance with gather(-1, tokens[:, None]), then "
-            "sum over the rows.",
+            "Pick entry tokens[k] from row k, for instance with gather(-1, tokens[:, None]), then sum over the rows.",
         ),
         solution="""
 def response_log_prob(logits, tokens):
@@ -77,9 +75,7 @@ def response_log_prob(logits, tokens):
                 [[1.0, 0.0, 2.0], [0.0, 3.0, 1.0], [2.0, 2.0, 0.5]],
                 [2, 0, 1],
             ),
-            _response_case(
-                "unlikely tokens: the product of probabilities underflows", [[-80.0, 0.0]] * 12, [0] * 12
-            ),
+            _response_case("unlikely tokens: the product of probabilities underflows", [[-80.0, 0.0]] * 12, [0] * 12),
             _response_case("logits of −1000 and 1000", [[-1000.0, 0.0], [1000.0, 0.0]], [0, 0]),
         ),
         mistakes=(
@@ -238,8 +234,7 @@ def temperature_log_probs(logits, temperature):
 def temperature_log_probs(logits, temperature):
     return torch.log_softmax(logits, -1)
 """,
-                "You ignore the temperature. With logits [2, 0] this gives −0.1269 where the sampler "
-                "used −0.0351.",
+                "You ignore the temperature. With logits [2, 0] this gives −0.1269 where the sampler used −0.0351.",
             ),
             Mistake(
                 """
@@ -269,8 +264,7 @@ def temperature_log_probs(logits, temperature):
 def temperature_log_probs(logits, temperature):
     return torch.log_softmax(logits / temperature, 0)
 """,
-                "You normalise over the places of the response. Every row must be normalised over the "
-                "vocabulary.",
+                "You normalise over the places of the response. Every row must be normalised over the vocabulary.",
             ),
             Mistake(
                 """
@@ -339,8 +333,7 @@ def exact_objective(first_logits, second_logits, rewards):
         hints=(
             "The probability of a response is π(a) · π(b|a). There are V² of them, few enough to visit all.",
             "π(b|a) is a softmax over row a of second_logits: each row sums to 1.",
-            "As tensors: first (V, 1) times second (V, V) is the table of all π(y); multiply by "
-            "rewards and sum.",
+            "As tensors: first (V, 1) times second (V, V) is the table of all π(y); multiply by rewards and sum.",
         ),
         solution="""
 def exact_objective(first_logits, second_logits, rewards):
@@ -410,8 +403,7 @@ def exact_objective(first_logits, second_logits, rewards):
 def exact_objective(first_logits, second_logits, rewards):
     return (second_logits.softmax(-1) * rewards).sum()
 """,
-                "The probability of the first token is missing: you sum π(b|a) R where π(a) π(b|a) R "
-                "is needed.",
+                "The probability of the first token is missing: you sum π(b|a) R where π(a) π(b|a) R is needed.",
             ),
             Mistake(
                 """
@@ -438,8 +430,7 @@ def exact_objective(first_logits, second_logits, rewards):
     log_probs = first_logits.log_softmax(-1)[:, None] + second_logits.log_softmax(-1)
     return (log_probs * rewards).sum()
 """,
-                "You weight with log-probabilities. The weights of an expectation are the "
-                "probabilities themselves.",
+                "You weight with log-probabilities. The weights of an expectation are the probabilities themselves.",
             ),
             Mistake(
                 """
@@ -492,27 +483,17 @@ standard_error = None
 """,
         hints=(
             "A reward that is 1 with probability p and 0 otherwise has variance p(1 − p).",
-            "The mean of N independent rewards has variance p(1 − p)/N; the standard error is its "
-            "square root.",
+            "The mean of N independent rewards has variance p(1 − p)/N; the standard error is its square root.",
         ),
         solution=0.04,
-        explanation="√(0.2 · 0.8 / 100) = 0.04: a fifth of J itself. Halving it takes four times as many "
-        "responses.",
+        explanation="√(0.2 · 0.8 / 100) = 0.04: a fifth of J itself. Halving it takes four times as many responses.",
         mistakes=(
-            Mistake(
-                0.4, "This is the standard deviation of one reward, √(p(1 − p)). The mean of 100 varies less."
-            ),
-            Mistake(
-                0.0016, "This is the variance of the mean, p(1 − p)/N. The standard error is its square root."
-            ),
-            Mistake(
-                0.004, "You divide the standard deviation by N. The error of a mean shrinks with √N only."
-            ),
+            Mistake(0.4, "This is the standard deviation of one reward, √(p(1 − p)). The mean of 100 varies less."),
+            Mistake(0.0016, "This is the variance of the mean, p(1 − p)/N. The standard error is its square root."),
+            Mistake(0.004, "You divide the standard deviation by N. The error of a mean shrinks with √N only."),
             Mistake(0.16, "This is the variance of one reward, p(1 − p): divide by N, then take the root."),
             Mistake(0.05, "You used p = ½, the worst case. Here p = 0.2 is known."),
-            Mistake(
-                0.0784, "This is half the width of a 95 % interval, 1.96 standard errors. Asked for is one."
-            ),
+            Mistake(0.0784, "This is half the width of a 95 % interval, 1.96 standard errors. Asked for is one."),
             Mistake(0.0447, "You used √(p/N). The variance of a 0/1 reward is p(1 − p), not p."),
         ),
     ),
@@ -543,17 +524,13 @@ choice = None
         mistakes=(
             Mistake(
                 "A",
-                "The value of J_hat is J up to noise; its gradient is not, for the graph ends at the "
-                "drawn integers.",
+                "The value of J_hat is J up to noise; its gradient is not, for the graph ends at the drawn integers.",
             ),
-            Mistake(
-                "C", "However smooth R is, its input is a drawn integer, and that is where the graph ends."
-            ),
+            Mistake("C", "However smooth R is, its input is a drawn integer, and that is where the graph ends."),
             Mistake("D", "No gradient reaches the logits at all, of neither J nor log J."),
             Mistake(
                 "E",
-                "argmax returns an integer too, and it is constant almost everywhere: its gradient is "
-                "0 or undefined.",
+                "argmax returns an integer too, and it is constant almost everywhere: its gradient is 0 or undefined.",
             ),
         ),
     ),

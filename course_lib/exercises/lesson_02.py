@@ -28,9 +28,7 @@ def _reinforce_case(label, logits, actions, rewards):
 
 def _surrogate_case(label, log_probs, rewards, mask):
     rows = range(len(rewards))
-    value = -math.fsum(
-        r * lp * m for i, r in enumerate(rewards) for lp, m in zip(log_probs[i], mask[i], strict=True)
-    )
+    value = -math.fsum(r * lp * m for i, r in enumerate(rewards) for lp, m in zip(log_probs[i], mask[i], strict=True))
     gradient = [[-rewards[i] * m / len(rewards) for m in mask[i]] for i in rows]
     return Case((log_probs, rewards, mask), (value / len(rewards), gradient), label)
 
@@ -135,8 +133,7 @@ def score(logits, action):
     g[action] = 1 - torch.softmax(logits, -1)[action]
     return g
 """,
-                "Only the sampled token's entry is set. The logits of all other tokens move too: they "
-                "are pushed down.",
+                "Only the sampled token's entry is set. The logits of all other tokens move too: they are pushed down.",
             ),
             Mistake(
                 """
@@ -190,8 +187,7 @@ def reinforce_gradient(logits, actions, rewards):
 ''',
         hints=(
             "Each sample contributes its reward times its score, one-hot(a) − π. The estimate is their mean.",
-            "The samples were drawn from π, so likely tokens already appear more often: do not "
-            "weight with π again.",
+            "The samples were drawn from π, so likely tokens already appear more often: do not weight with π again.",
             "rewards @ (one_hot − probs) / N, where one_hot is (N, V).",
         ),
         solution="""
@@ -205,9 +201,7 @@ def reinforce_gradient(logits, actions, rewards):
         cases=(
             Case(([0.0, 0.0], [0, 1], [1.0, 0.0]), [0.25, -0.25], "a fair coin, heads rewarded"),
             _reinforce_case("one sample", [1.0, 0.0, -1.0], [2], [2.0]),
-            _reinforce_case(
-                "five samples, three tokens", [0.5, 0.0, 1.0], [0, 2, 2, 1, 0], [1.0, 0.0, 0.5, 2.0, 0.0]
-            ),
+            _reinforce_case("five samples, three tokens", [0.5, 0.0, 1.0], [0, 2, 2, 1, 0], [1.0, 0.0, 0.5, 2.0, 0.0]),
             _reinforce_case(
                 "every reward is 1, yet the estimate is not 0",
                 [0.2, 0.9, 0.0],
@@ -231,8 +225,7 @@ def reinforce_gradient(logits, actions, rewards):
     p = logits.softmax(-1)
     return -rewards @ (torch.eye(len(p)).to(p)[actions] - p) / len(actions)
 """,
-                "The sign is turned round: this is the gradient of the loss. Asked for is ∇J, the "
-                "direction of ascent.",
+                "The sign is turned round: this is the gradient of the loss. Asked for is ∇J, the direction of ascent.",
             ),
             Mistake(
                 """
@@ -240,8 +233,7 @@ def reinforce_gradient(logits, actions, rewards):
     p = logits.softmax(-1)
     return (rewards * p[actions]) @ (torch.eye(len(p)).to(p)[actions] - p) / len(actions)
 """,
-                "You weight each sample with π(a). Sampling has done that already: likely tokens "
-                "appear more often.",
+                "You weight each sample with π(a). Sampling has done that already: likely tokens appear more often.",
             ),
             Mistake(
                 """
@@ -335,8 +327,7 @@ def surrogate_loss(log_probs, rewards, mask):
     raise NotImplementedError
 ''',
         hints=(
-            "REINFORCE is the mean over responses of reward times ∇log π(y), and log π(y) is the "
-            "sum over its tokens.",
+            "REINFORCE is the mean over responses of reward times ∇log π(y), and log π(y) is the sum over its tokens.",
             "Optimisers minimise: put a minus sign in front.",
             "rewards[:, None] multiplies every token of a row by the row's reward.",
         ),
@@ -385,8 +376,7 @@ def surrogate_loss(log_probs, rewards, mask):
 def surrogate_loss(log_probs, rewards, mask):
     return -(rewards[:, None] * log_probs * mask).sum() / mask.sum()
 """,
-                "You average over all tokens. REINFORCE sums over a response's tokens and averages "
-                "over responses.",
+                "You average over all tokens. REINFORCE sums over a response's tokens and averages over responses.",
             ),
             Mistake(
                 """
@@ -415,16 +405,14 @@ def surrogate_loss(log_probs, rewards, mask):
 def surrogate_loss(log_probs, rewards, mask):
     return -(rewards[:, None] * log_probs * mask).mean()
 """,
-                "You average over B·T places, padding included, so the gradient shrinks when a batch "
-                "is padded wider.",
+                "You average over B·T places, padding included, so the gradient shrinks when a batch is padded wider.",
             ),
             Mistake(
                 """
 def surrogate_loss(log_probs, rewards, mask):
     return -((rewards - rewards.mean()) * (log_probs * mask).sum(-1)).mean()
 """,
-                "You subtract the mean reward. Baselines come in lesson 03; here the rewards are used "
-                "as they are.",
+                "You subtract the mean reward. Baselines come in lesson 03; here the rewards are used as they are.",
             ),
         ),
         alternatives=(
@@ -465,8 +453,7 @@ def rewards_to_go(rewards, gamma):
     raise NotImplementedError
 ''',
         hints=(
-            "An action cannot change rewards that came before it. What is left for the last step? "
-            "For the one before?",
+            "An action cannot change rewards that came before it. What is left for the last step? For the one before?",
             "Walk backwards: what is to come at k is rewards[k] plus gamma times what is to come at k + 1.",
         ),
         solution="""
@@ -588,10 +575,8 @@ def rewards_to_go(rewards, gamma):
 derivative = None
 """,
         hints=(
-            "The sample with reward 0 contributes nothing. But token 1's logit also appears in "
-            "log π(token 0).",
-            "∂ log π(0)/∂θ_1 = 0 − π(1). Multiply by the reward, by the ½ of the mean, and by the "
-            "minus of the loss.",
+            "The sample with reward 0 contributes nothing. But token 1's logit also appears in log π(token 0).",
+            "∂ log π(0)/∂θ_1 = 0 − π(1). Multiply by the reward, by the ½ of the mean, and by the minus of the loss.",
         ),
         solution=0.125,
         explanation="−½ · 1 · (0 − ¼) = 0.125: descent lowers logit 1. It is not the reward of 0 that "

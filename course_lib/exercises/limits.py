@@ -7,9 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-STACK_BYTES = (
-    16 * 2**20
-)  # secondary threads get 512 KB on macOS, and a runaway recursion there would kill the kernel
+STACK_BYTES = 16 * 2**20  # secondary threads get 512 KB on macOS, and a runaway recursion there would kill the kernel
 
 
 class TimeLimit(BaseException):

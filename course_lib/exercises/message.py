@@ -37,9 +37,7 @@ class Message:
         for kind, part in self.parts:
             if kind == "text":
                 for paragraph in part.split("\n"):
-                    lines += textwrap.wrap(paragraph, WIDTH, initial_indent="  ", subsequent_indent="  ") or [
-                        ""
-                    ]
+                    lines += textwrap.wrap(paragraph, WIDTH, initial_indent="  ", subsequent_indent="  ") or [""]
             elif kind == "code":
                 lines += ["", *("    " + line if line else "" for line in part.splitlines()), ""]
             else:
@@ -79,9 +77,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(line) for row in cells for line in row[column]) for column in range(len(cells[0]))]
     return [
         "  "
-        + "  ".join(
-            (cell[i] if i < len(cell) else "").ljust(width) for cell, width in zip(row, widths, strict=True)
-        )
+        + "  ".join((cell[i] if i < len(cell) else "").ljust(width) for cell, width in zip(row, widths, strict=True))
         for row in cells
         for i in range(max(len(cell) for cell in row))
     ]
