@@ -1,0 +1,261 @@
+"""Sampling from a policy: whole batches of episodes stepped together, every drawn token kept as it was drawn.
+
+The distribution a token is drawn from is softmax(logits / temperature), nothing else: no top-k, no top-p, no
+penalties. A truncated distribution is a different policy, and the ratio of the trainer's probability to the
+sampler's would no longer be a ratio of the same thing.
+"""
+
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from course_lib.logprobs import run_tree
+from course_lib.models import eos_token_ids
+from course_lib.tasks import Episode
+from course_lib.trajectories import Call, Trajectory
+from course_lib.tree import build_tree, split_rows
+
+PREFILL_TOKENS = 2048
+"""Tree nodes run at once when contexts are read; bounds the quadratic attention mask."""
+
+
+def sample_trajectories(
+    model: Any,
+    tokenizer: Any,
+    episodes: Sequence[Episode],
+    *,
+    temperature: float = 1.0,
+    max_new_tokens: int = 64,
+    seed: int = 0,
+    group_ids: Sequence[Hashable] | None = None,
+) -> list[Trajectory]:
+    """Plays `episodes` to their end, all open ones together, and returns what the model saw and produced.
+
+    Token k of a call is drawn by inverting the cumulative distribution of softmax(logits / T) at a uniform number
+    that depends only on (seed, place of the episode, number of the call, k). A trajectory therefore does not depend on
+    which other episodes share its batch, up to the rounding of the matrix products.
+
+    Args:
+        model: a transformers causal language model.
+        tokenizer: its tokenizer, used to decode replies for `episode.step`.
+        episodes: B fresh episodes.
+        temperature: T > 0, or 0 for the most probable token each time (recorded with log-probability 0, which is
+            what a greedy policy gives it).
+        max_new_tokens: longest reply of one call, in tokens.
+        seed: of all draws.
+        group_ids: B group ids for the trajectories; the episode's index where None.
+
+    Returns:
+        B trajectories in the order of `episodes`; `call.log_probs` are those of the distribution drawn from.
+
+    Raises:
+        ValueError: a bad temperature or length, an episode that is over before it began, a context that does not
+            fit the model.
+    """
+    if not temperature >= 0 or temperature == float("inf"):
+        raise ValueError(f"temperature: expected a finite number ≥ 0, got {temperature}")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens: expected at least 1, got {max_new_tokens}")
+    if group_ids is not None and len(group_ids) != len(episodes):
+        raise ValueError(f"group_ids: expected one for each of {len(episodes)} episodes, got {len(group_ids)}")
+    calls: list[list[Call]] = [[] for _ in episodes]
+    open_ = [index for index, episode in enumerate(episodes) if not episode.done]
+    if len(open_) < len(episodes):
+        raise ValueError("episodes: expected fresh ones, got one that is already done")
+    end_ids = eos_token_ids(model, tokenizer)
+    while open_:
+        contexts = [episodes[index].context() for index in open_]
+        outputs = sample_replies(
+            model,
+            contexts,
+            uniforms=np.stack([_uniforms(seed, index, len(calls[index]), max_new_tokens) for index in open_]),
+            temperature=temperature,
+            stop_ids=[stop_token_ids(tokenizer, episodes[index].stop) | set(end_ids) for index in open_],
+        )
+        for index, context, (tokens, log_probs) in zip(open_, contexts, outputs, strict=True):
+            calls[index].append(Call(context, tokens, log_probs))
+            episodes[index].step(tokens, tokenizer.decode(tokens, skip_special_tokens=True))
+        open_ = [index for index in open_ if not episodes[index].done]
+    ids = range(len(episodes)) if group_ids is None else group_ids
+    return [
+        Trajectory(made, episode.reward, group_id)
+        for made, episode, group_id in zip(calls, episodes, ids, strict=True)
+    ]
+
+
+def _uniforms(seed: int, episode: int, call: int, count: int) -> np.ndarray:
+    return np.random.default_rng([seed, episode, call]).random(count)
+
+
+@lru_cache(maxsize=64)
+def _stop_token_ids(tokenizer: Any, strings: tuple[str, ...]) -> frozenset[int]:
+    texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
+    return frozenset(token for token, text in enumerate(texts) if any(string in text for string in strings))
+
+
+def stop_token_ids(tokenizer: Any, strings: Sequence[str]) -> frozenset[int]:
+    """Ids of all tokens whose text contains one of `strings`: drawing one of them ends a reply."""
+    return _stop_token_ids(tokenizer, tuple(strings)) if strings else frozenset()
+
+
+def draw(logits: torch.Tensor, uniforms: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draws one token a row from softmax(logits / temperature) by inverting the cumulative distribution.
+
+    Args:
+        logits: (B, V).
+        uniforms: (B,) numbers in [0, 1).
+        temperature: > 0, or 0 for the most probable token.
+
+    Returns:
+        tokens (B,) and their log-probabilities (B,) under the distribution drawn from.
+
+    Example:
+        >>> logits = torch.log(torch.tensor([[0.5, 0.25, 0.25]])).repeat(3, 1)
+        >>> tokens, log_probs = draw(logits, torch.tensor([0.49, 0.51, 0.76]), temperature=1.0)
+        >>> tokens.tolist(), [round(p, 4) for p in log_probs.exp().tolist()]
+        ([0, 1, 2], [0.5, 0.25, 0.25])
+    """
+    if temperature == 0:
+        return logits.argmax(-1), logits.new_zeros(len(logits), dtype=torch.float32)
+    log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    # Float32 sums of 50,000 probabilities drift by 1e-5 and would favour the last tokens.
+    cumulative = log_probs.double().exp_().cumsum(-1)
+    points = uniforms.to(cumulative)[:, None] * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, points, right=True).clamp_(max=logits.shape[-1] - 1)
+    return tokens[:, 0], log_probs.gather(-1, tokens)[:, 0]
+
+
+class _Buffer(DynamicLayer):
+    """Keys and values of one layer in a buffer with room for the whole reply, so that a token is written in place
+    where a growing cache would copy everything seen so far."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, room: int):
+        super().__init__()
+        self.length = keys.shape[2]
+        shape = (*keys.shape[:2], self.length + room, keys.shape[3])
+        self.all_keys, self.all_values = keys.new_empty(shape), values.new_empty((*shape[:3], values.shape[3]))
+        self.all_keys[:, :, : self.length], self.all_values[:, :, : self.length] = keys, values
+        self.is_initialized, self.device, self.dtype = True, keys.device, keys.dtype
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, *args, **kwargs):
+        end = self.length + keys.shape[2]
+        self.all_keys[:, :, self.length : end], self.all_values[:, :, self.length : end] = keys, values
+        self.length = end
+        self.keys, self.values = self.all_keys[:, :, :end], self.all_values[:, :, :end]
+        return self.keys, self.values
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        self.all_keys, self.all_values = self.all_keys[indices], self.all_values[indices]
+
+
+def read_contexts(
+    model: Any, contexts: Sequence[Sequence[int]], room: int
+) -> tuple[Cache, torch.Tensor, torch.Tensor]:
+    """Runs each distinct prefix of `contexts` once and lays the keys and values out a row for each context.
+
+    Args:
+        model: a transformers causal language model.
+        contexts: B lists of token ids.
+        room: tokens that the cache must still take.
+
+    Returns:
+        The cache, padded on the left; (B, T) bool, True where it holds a token; and (B, V) logits of the next token.
+    """
+    length = max(map(len, contexts))
+    device = model.device
+    held = torch.tensor([[False] * (length - len(c)) + [True] * len(c) for c in contexts], device=device)
+    pieces, logits = [], None
+    rows = split_rows(contexts, PREFILL_TOKENS)
+    for row in rows:
+        tree = build_tree([contexts[index] for index in row]).to(device)
+        grown = DynamicCache()
+        hidden = run_tree(model, tree, cache=grown)
+        lengths = torch.tensor([len(contexts[index]) for index in row], device=device)
+        last, inverse = torch.unique(tree.paths.gather(1, lengths[:, None] - 1)[:, 0], return_inverse=True)
+        part = model.get_output_embeddings()(hidden[last])[inverse]
+        # Column t of the padded row holds token t − (length − own length); what stands before is masked.
+        column = torch.arange(length, device=device)[None] - (length - lengths[:, None])
+        paths = tree.paths.gather(1, column.clamp(0, tree.paths.shape[1] - 1)).clamp(min=0)
+        pieces.append([(layer.keys[0, :, paths], layer.values[0, :, paths]) for layer in grown.layers])
+        logits = part if logits is None else torch.cat([logits, part])
+    back = torch.argsort(torch.tensor([index for row in rows for index in row], device=device))
+    cache = DynamicCache()
+    for layer in zip(*pieces, strict=True):
+        keys, values = (torch.cat([piece[k] for piece in layer], dim=1)[:, back].transpose(0, 1) for k in (0, 1))
+        cache.layers.append(_Buffer(keys, values, room))
+    return cache, held, logits[back]
+
+
+@torch.inference_mode()
+def sample_replies(
+    model: Any,
+    contexts: Sequence[Sequence[int]],
+    *,
+    uniforms: np.ndarray,
+    temperature: float,
+    stop_ids: Sequence[set[int]],
+) -> list[tuple[list[int], list[float]]]:
+    """Draws one reply to each context; finished rows leave the batch.
+
+    Args:
+        model: a transformers causal language model.
+        contexts: B lists of token ids.
+        uniforms: (B, K) numbers in [0, 1), one for each token that may be drawn.
+        temperature: see `draw`.
+        stop_ids: for each row the ids that end it.
+
+    Returns:
+        For each row its token ids, the ending one included, and their log-probabilities.
+    """
+    device, room = model.device, uniforms.shape[1]
+    limit = getattr(model.config, "max_position_embeddings", None) or float("inf")
+    if (longest := max(map(len, contexts))) + room > limit:
+        raise ValueError(
+            f"context: expected at most {limit - room} tokens, so that a reply of {room} fits the model's {limit}, "
+            f"got {longest}"
+        )
+    cache, held, logits = read_contexts(model, contexts, room)
+    positions = torch.tensor([len(context) for context in contexts], device=device)
+    chances = torch.as_tensor(uniforms, device=device)
+    endings = torch.zeros(len(contexts), logits.shape[-1], dtype=torch.bool, device=device)
+    for row, ids in enumerate(stop_ids):
+        endings[row, list(ids)] = True
+    alive = torch.arange(len(contexts), device=device)
+    tokens = torch.zeros(len(contexts), room, dtype=torch.long, device=device)
+    log_probs = torch.zeros(len(contexts), room, device=device)
+    lengths = torch.full((len(contexts),), room, device=device)
+    for k in range(room):
+        drawn, drawn_log_probs = draw(logits, chances[alive, k], temperature)
+        tokens[alive, k], log_probs[alive, k] = drawn, drawn_log_probs
+        going = ~endings[alive, drawn]
+        lengths[alive[~going]] = k + 1
+        if not going.any() or k + 1 == room:
+            break
+        if not going.all():
+            kept = going.nonzero()[:, 0]
+            alive, drawn, held, positions = alive[kept], drawn[kept], held[kept], positions[kept]
+            cache.batch_select_indices(kept)
+        held = torch.cat([held, held.new_ones(len(held), 1)], dim=1)
+        hidden = model.base_model(
+            input_ids=drawn[:, None],
+            attention_mask=held[:, None, None],
+            position_ids=positions[:, None],
+            cache=cache,
+            use_cache=True,
+        ).last_hidden_state
+        logits = model.get_output_embeddings()(hidden[:, 0])
+        positions = positions + 1
+    sizes = lengths.tolist()
+    rows = zip(tokens.tolist(), log_probs.tolist(), sizes, strict=True)
+    return [(ids[:size], values[:size]) for ids, values, size in rows]

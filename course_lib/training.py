@@ -1,0 +1,587 @@
+"""GRPO on a transformers causal language model: one trainer for single replies and for agents of many calls.
+
+A step samples groups of trajectories, turns rewards into advantages, cuts the trajectories into segments, scores
+each distinct token once and takes a few clipped steps on the batch. It knows nothing of prompts and replies: a
+single-turn problem is a trajectory of one call.
+"""
+
+import copy
+import json
+import math
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_type_hints
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from tqdm.auto import tqdm
+
+from course_lib.advantages import informative_groups
+from course_lib.checkpoints import CheckpointError, newest_good_checkpoint, save_checkpoint
+from course_lib.logprobs import ScoredTokens, score_tokens
+from course_lib.losses import grpo_loss, token_weights
+from course_lib.models import autocast_dtype
+from course_lib.sampling import sample_trajectories
+from course_lib.tasks import Task
+from course_lib.trajectories import SegmentBatch, Trajectory, stepwise_batch, trajectory_advantages
+from course_lib.tree import split_rows
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class GRPOConfig:
+    """Settings of a run. The defaults are those of the course's laptop run.
+
+    Attributes:
+        steps: sampling rounds, each followed by `updates_per_batch` optimizer steps.
+        prompts_per_step: groups in a batch.
+        group_size: G, trajectories a group.
+        max_new_tokens: longest reply of one call, in tokens.
+        temperature: of the policy, when sampling and when scoring.
+        max_resamples: rounds of fresh problems drawn in place of dead groups (DAPO's dynamic sampling). Groups that are
+            still dead are dropped and counted.
+        baseline: "mean" (GRPO) or "leave-one-out" (RLOO).
+        scale: "std" (GRPO) or "none" (Dr. GRPO).
+        updates_per_batch: passes over one batch; from the second on the ratio differs from 1 and the clip acts.
+        clip_low, clip_high: ε_low and ε_high.
+        dual_clip: bound on the loss for A < 0, or None.
+        ratio_level: "token" or "sequence" (GSPO).
+        mode: loss normalisation, see `losses.token_weights`.
+        beta: β, weight of the KL penalty; 0 needs no reference model.
+        kl_estimator: "k1", "k2" or "k3".
+        importance_cap: cap of the importance weights that correct for the sampler's numerics.
+        importance_level: "token" or "sequence".
+        learning_rate: of AdamW at the end of the warm-up.
+        adam_beta1, adam_beta2, weight_decay: of AdamW.
+        warmup_steps: optimizer steps of linear warm-up.
+        final_learning_rate: where the linear decay ends, as a fraction of `learning_rate`.
+        max_grad_norm: gradients are scaled down to this norm.
+        tokens_per_row: tree nodes of one forward and backward pass; bounds memory, never changes the gradient.
+        precision: "auto", "float32" or "bfloat16" (autocast; weights and log-probabilities stay float32).
+        gradient_checkpointing: recompute activations in the backward pass.
+        eval_every: steps between evaluations on held-out problems; 0 for before and after only.
+        eval_problems: at most so many held-out problems.
+        checkpoint_every: steps between checkpoints; 0 for one at the end only.
+        keep_checkpoints: how many stay on disk.
+        output_dir: folder of the run (config, metrics, checkpoints), or None to keep nothing.
+        seed: of everything that is drawn.
+    """
+
+    steps: int = 60
+    prompts_per_step: int = 12
+    group_size: int = 8
+    max_new_tokens: int = 6
+    temperature: float = 1.0
+    max_resamples: int = 0
+    baseline: Literal["mean", "leave-one-out"] = "mean"
+    scale: Literal["std", "none"] = "std"
+    updates_per_batch: int = 1
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    dual_clip: float | None = None
+    ratio_level: Literal["token", "sequence"] = "token"
+    mode: Literal["token-mean", "sequence-mean", "sequence-sum", "fixed-length", "trajectory-mean"] = "token-mean"
+    beta: float = 0.0
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    importance_cap: float = 2.0
+    importance_level: Literal["token", "sequence"] = "token"
+    learning_rate: float = 2e-5
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.99
+    weight_decay: float = 0.0
+    warmup_steps: int = 5
+    final_learning_rate: float = 0.5
+    max_grad_norm: float = 1.0
+    tokens_per_row: int = 1024
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    gradient_checkpointing: bool = False
+    eval_every: int = 0
+    eval_problems: int = 200
+    checkpoint_every: int = 0
+    keep_checkpoints: int = 2
+    output_dir: str | None = None
+    seed: int = 0
+
+    def __post_init__(self):
+        hints = get_type_hints(type(self))
+        for field in fields(self):
+            name, value = field.name, getattr(self, field.name)
+            choices = get_args(hints[name])
+            if choices and isinstance(choices[0], str) and value not in choices:
+                raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name}: expected a finite number, got {value}")
+        least = {"steps": 1, "prompts_per_step": 1, "group_size": 2, "max_new_tokens": 1, "updates_per_batch": 1,
+                 "tokens_per_row": 1, "keep_checkpoints": 1, "eval_problems": 1, "max_resamples": 0,
+                 "warmup_steps": 0, "eval_every": 0, "checkpoint_every": 0, "seed": 0}  # fmt: skip
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                why = " (a group of one has no one to be compared with)" if name == "group_size" else ""
+                raise ValueError(f"{name}: expected at least {bound}{why}, got {getattr(self, name)}")
+        for name in ("temperature", "learning_rate", "max_grad_norm"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name}: expected more than 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Greedy success on held-out problems with its 95 % Wilson interval, and the first replies."""
+
+    correct: int
+    total: int
+    replies: tuple[tuple[str, str, float], ...]
+    """(prompt, last reply, reward) of each problem."""
+
+    @property
+    def accuracy(self) -> float:
+        """Fraction solved."""
+        return self.correct / self.total
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % Wilson interval of the fraction."""
+        return wilson_interval(self.correct, self.total)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.accuracy:.1%} of {self.total} (95 % interval {low:.1%} to {high:.1%})"
+
+
+def wilson_interval(successes: int, total: int, *, z: float = 1.959963984540054) -> tuple[float, float]:
+    """Wilson's score interval for a proportion: sensible also near 0 and 1, where p̂ ± z·σ̂ is not.
+
+    (p̂ + z²/2n ± z √(p̂(1−p̂)/n + z²/4n²)) / (1 + z²/n)
+
+    Args:
+        successes: k, of `total` n trials.
+        total: n ≥ 1.
+        z: normal quantile; the default gives 95 %.
+
+    Returns:
+        (low, high).
+
+    Raises:
+        ValueError: no trials, or more successes than trials.
+
+    Source:
+        Wilson (1927), Probable inference, the law of succession, and statistical inference.
+
+    Example:
+        >>> [round(bound, 3) for bound in wilson_interval(72, 200)]
+        [0.297, 0.429]
+    """
+    if total < 1 or not 0 <= successes <= total:
+        raise ValueError(f"successes: expected 0 to total={total} (total at least 1), got {successes}")
+    p, share = successes / total, z * z / total
+    centre, spread = p + share / 2, math.sqrt(share * (p * (1 - p) + share / 4))
+    return (centre - spread) / (1 + share), (centre + spread) / (1 + share)
+
+
+class GRPOTrainer:
+    """Trains `model` in place by GRPO on `task`.
+
+    Args:
+        model: a transformers causal language model, float32.
+        tokenizer: its tokenizer.
+        task: yields problems and opens episodes.
+        config: settings.
+        reference_model: π_ref of the KL penalty; a frozen copy of `model` where β ≠ 0 and none is given.
+
+    Example:
+        A runnable one is in the README; in short ``GRPOTrainer(model, tokenizer, task, GRPOConfig()).train()``.
+
+    Source:
+        Shao et al. (2024), DeepSeekMath, arXiv 2402.03300; Yu et al. (2025), DAPO, arXiv 2503.14476.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, task: Task, config: GRPOConfig, *, reference_model: Any = None):
+        self.model, self.tokenizer, self.task, self.config = model, tokenizer, task, config
+        self.held_out = list(task.held_out_problems())[: config.eval_problems]
+        # Dropout would make π_θ differ from the policy that sampled before anything was learned.
+        model.eval()
+        if config.gradient_checkpointing:
+            _enable_gradient_checkpointing(model)
+        self.reference_model = reference_model
+        if config.beta != 0 and reference_model is None:
+            self.reference_model = copy.deepcopy(model).eval().requires_grad_(False)
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.optimizer = torch.optim.AdamW(
+            self.parameters.values(),
+            lr=config.learning_rate,
+            betas=(config.adam_beta1, config.adam_beta2),
+            weight_decay=config.weight_decay,
+        )
+        self.step = 0
+        self.problems_drawn = 0
+        self.history: list[Metrics] = []
+        self.output = None if config.output_dir is None else Path(config.output_dir)
+
+    # ---------------------------------------------------------------- the run
+
+    def train(self, on_step: Callable[[Metrics], None] | None = None) -> list[Metrics]:
+        """Runs the remaining steps; returns the metrics of all steps so far.
+
+        Ctrl-C (or the notebook's stop button) ends the run after the current step, with a checkpoint; a second one
+        ends it at once.
+
+        Args:
+            on_step: called with each step's metrics, for example a live figure.
+        """
+        if self.output is not None:
+            self._claim_output()
+        with _stop_signal() as stop, tqdm(total=self.config.steps, initial=self.step, disable=None) as bar:
+            for metrics in self.steps():
+                bar.update()
+                bar.set_postfix(reward=f"{metrics['reward']:.2f}")
+                if on_step is not None:
+                    on_step(metrics)
+                due = self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0
+                if self.output is not None and (due or stop.is_set() or self.step == self.config.steps):
+                    self.save()
+                if stop.is_set():
+                    break
+        return self.history
+
+    def steps(self) -> Iterator[Metrics]:
+        """The run as a generator: one item a step, for a loop of your own."""
+        while self.step < self.config.steps:
+            started = time.perf_counter()
+            metrics = {"step": self.step + 1, **self.sample_and_update()}
+            self.step += 1
+            if self.config.eval_every and self.step % self.config.eval_every == 0:
+                metrics["held_out"] = self.evaluate().accuracy
+            self.history.append(metrics)
+            self._append("metrics.jsonl", metrics)
+            self._append("times.jsonl", {"step": self.step, "seconds": time.perf_counter() - started})
+            yield metrics
+
+    def sample_and_update(self) -> Metrics:
+        """One step: groups, advantages, segments, clipped updates."""
+        trajectories, counts = self.sample_batch()
+        metrics = {**counts, "learning_rate": self.learning_rate()}
+        if trajectories:
+            metrics |= self.update(trajectories)
+        return metrics
+
+    # ------------------------------------------------------------ the samples
+
+    def sample_batch(self) -> tuple[list[Trajectory], Metrics]:
+        """Groups that carry signal, and what was met on the way to them.
+
+        A group whose rewards are all equal is dead: its advantages are 0. Up to `max_resamples` rounds of fresh problems
+        take the place of dead groups.
+        """
+        config, kept, seen = self.config, [], []
+        for attempt in range(config.max_resamples + 1):
+            wanted = config.prompts_per_step - len(kept) // config.group_size
+            if wanted == 0:
+                break
+            fresh = self.sample_groups(wanted, seed=self._seed(attempt))
+            useful = informative_groups([t.reward for t in fresh], [t.group_id for t in fresh]).tolist()
+            kept += [trajectory for trajectory, keep in zip(fresh, useful, strict=True) if keep]
+            seen += fresh
+        replies = [call.output for trajectory in seen for call in trajectory.calls]
+        return kept, {
+            "reward": float(np.mean([trajectory.reward for trajectory in seen])),
+            "groups_sampled": len(seen) // config.group_size,
+            "groups_dropped": (len(seen) - len(kept)) // config.group_size,
+            "reply_tokens": float(np.mean([len(reply) for reply in replies])),
+            "calls": len(replies) / len(seen),
+        }
+
+    def sample_groups(self, count: int, *, seed: int) -> list[Trajectory]:
+        """G trajectories for each of the next `count` problems of the task's stream."""
+        indices = range(self.problems_drawn, self.problems_drawn + count)
+        self.problems_drawn += count
+        ids = [index for index in indices for _ in range(self.config.group_size)]
+        problems = {index: self.task.training_problem(index) for index in indices}
+        with self._precision():
+            return sample_trajectories(
+                self.model,
+                self.tokenizer,
+                [self.task.open(problems[index], self.tokenizer) for index in ids],
+                temperature=self.config.temperature,
+                max_new_tokens=self.config.max_new_tokens,
+                seed=seed,
+                group_ids=ids,
+            )
+
+    # ------------------------------------------------------------- the update
+
+    def update(self, trajectories: Sequence[Trajectory]) -> Metrics:
+        """`updates_per_batch` optimizer steps on one batch.
+
+        Token weights are computed over the whole batch, before it is cut into rows, so that the cut cannot change the
+        gradient. Segments with advantage 0 keep their share of the denominators and are left out of the passes where
+        β = 0, since they add nothing to the gradient.
+        """
+        config = self.config
+        advantages = trajectory_advantages(trajectories, baseline=config.baseline, scale=config.scale)
+        batch = stepwise_batch(trajectories, pad_token_id=0, advantages=advantages).to(self.model.device)
+        weights = token_weights(batch.mask, config.mode, max_length=config.max_new_tokens, owners=batch.owners)
+        rows = self._rows(batch)
+        old: list[torch.Tensor | None] = [None] * len(rows)
+        reference: list[torch.Tensor | None] = [None] * len(rows)
+        if config.beta != 0:
+            with torch.no_grad():
+                reference = [self._score(self.reference_model, batch, row).log_probs for row in rows]
+        for _ in range(config.updates_per_batch):
+            reports = []
+            for number, row in enumerate(rows):
+                scored = self._score(self.model, batch, row)
+                if old[number] is None:  # the first pass is made by the policy that sampled
+                    old[number] = scored.log_probs.detach()
+                report = grpo_loss(
+                    scored.log_probs,
+                    old[number],
+                    batch.advantages[row],
+                    batch.mask[row],
+                    ref_log_probs=reference[number],
+                    beta=config.beta,
+                    kl_estimator=config.kl_estimator,
+                    rollout_log_probs=batch.log_probs[row],
+                    importance_cap=config.importance_cap,
+                    importance_level=config.importance_level,
+                    clip_low=config.clip_low,
+                    clip_high=config.clip_high,
+                    dual_clip=config.dual_clip,
+                    ratio_level=config.ratio_level,
+                    weights=weights[row],
+                )
+                report.loss.backward()
+                entropy = float(scored.entropy.sum() / batch.mask[row].sum())
+                reports.append({**report.metrics, "loss": float(report.loss), "entropy": entropy})
+            norm = self._optimizer_step()
+        return {**_merge(reports), "gradient_norm": norm, "segments": len(batch.tokens)}
+
+    def _rows(self, batch: SegmentBatch) -> list[list[int]]:
+        """Indices of the segments that are scored together."""
+        lengths = batch.attention_mask.sum(1).tolist()
+        used = [i for i, advantage in enumerate(batch.advantages.tolist()) if advantage != 0 or self.config.beta != 0]
+        sequences = [batch.tokens[i, : lengths[i]].tolist() for i in used]
+        return [[used[i] for i in row] for row in split_rows(sequences, self.config.tokens_per_row)]
+
+    def _score(self, model: Any, batch: SegmentBatch, row: list[int]) -> ScoredTokens:
+        with self._precision():
+            return score_tokens(
+                model,
+                batch.tokens[row],
+                batch.attention_mask[row],
+                batch.mask[row],
+                temperature=self.config.temperature,
+            )
+
+    def _optimizer_step(self) -> float:
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.max_grad_norm))
+        if not math.isfinite(norm):
+            raise FloatingPointError(
+                f"gradient: expected a finite norm in step {self.step + 1}, got {norm}; the weights were not changed. "
+                "A lower learning_rate or a smaller clip range usually helps."
+            )
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return norm
+
+    def learning_rate(self) -> float:
+        """Rate of the current step: linear warm-up, then linear decay to its final fraction."""
+        config = self.config
+        warm = min(1.0, (self.step + 1) / (config.warmup_steps + 1))
+        decayed = 1 - (1 - config.final_learning_rate) * self.step / config.steps
+        return config.learning_rate * warm * decayed
+
+    # --------------------------------------------------------- the evaluation
+
+    def evaluate(self) -> Evaluation:
+        """Plays the held-out problems greedily; a problem counts as solved where its reward is at least 1."""
+        with self._precision():
+            trajectories = sample_trajectories(
+                self.model,
+                self.tokenizer,
+                [self.task.open(problem, self.tokenizer) for problem in self.held_out],
+                temperature=0.0,
+                max_new_tokens=self.config.max_new_tokens,
+            )
+        replies = [
+            (problem.prompt, self.tokenizer.decode(played.calls[-1].output, skip_special_tokens=True), played.reward)
+            for problem, played in zip(self.held_out, trajectories, strict=True)
+        ]
+        return Evaluation(sum(reward >= 1 for *_, reward in replies), len(replies), tuple(replies))
+
+    # -------------------------------------------------------- save and resume
+
+    def save(self) -> Path:
+        """Writes a checkpoint of the finished steps into the run's folder."""
+        if self.output is None:
+            raise ValueError("output_dir: expected a folder to save to, got None")
+        weights = sum(p.numel() * p.element_size() for p in self.parameters.values())
+        size = 3 * weights + 2**24  # weights and AdamW's two moments
+        return save_checkpoint(
+            self.output / "checkpoints", self.step, self._write, keep=self.config.keep_checkpoints, size=size
+        )
+
+    def _write(self, folder: Path) -> None:
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        state = self.optimizer.state_dict()["state"]
+        names = list(self.parameters)
+        moments = {f"{names[i]}/{key}": value for i, entry in state.items() for key, value in entry.items()}
+        generators = {"torch": torch.get_rng_state()}
+        if torch.cuda.is_available():
+            generators |= {f"cuda{i}": value for i, value in enumerate(torch.cuda.get_rng_state_all())}
+        save_file(moments, folder / "optimizer.safetensors")
+        save_file(generators, folder / "generators.safetensors")
+        numpy_state = np.random.get_state()
+        state = {
+            "step": self.step,
+            "problems_drawn": self.problems_drawn,
+            "history": self.history,
+            "metrics_bytes": self._file_size("metrics.jsonl"),
+            "times_bytes": self._file_size("times.jsonl"),
+            "config": asdict(self.config),
+            "python_random": random.getstate(),
+            "numpy_random": [numpy_state[0], numpy_state[1].tolist(), *numpy_state[2:]],
+        }
+        (folder / "state.json").write_text(json.dumps(state))
+
+    def resume(self) -> int:
+        """Goes on from the newest checkpoint that is whole; returns the number of steps it has.
+
+        The run continues bit for bit as if it had not been interrupted (same machine, same number of threads).
+
+        Raises:
+            CheckpointError: no whole checkpoint, or one of a run with other settings.
+        """
+        if self.output is None:
+            raise ValueError("output_dir: expected the folder of the run to resume, got None")
+        folder = newest_good_checkpoint(self.output / "checkpoints", report=_say)
+        state = json.loads((folder / "state.json").read_text())
+        self._require_same_settings(state["config"], folder)
+        self._read_weights(folder)
+        generators = load_file(folder / "generators.safetensors")
+        torch.set_rng_state(generators.pop("torch"))
+        if torch.cuda.is_available() and generators:
+            torch.cuda.set_rng_state_all([generators[f"cuda{i}"] for i in range(len(generators))])
+        version, internal, gauss = state["python_random"]
+        random.setstate((version, tuple(internal), gauss))
+        np.random.set_state(tuple(state["numpy_random"]))
+        self.step, self.problems_drawn, self.history = state["step"], state["problems_drawn"], state["history"]
+        for name in ("metrics", "times"):
+            if (path := self.output / f"{name}.jsonl").exists():
+                os.truncate(path, state[f"{name}_bytes"])
+        return self.step
+
+    def _read_weights(self, folder: Path) -> None:
+        weights = {}
+        for path in sorted(folder.glob("model*.safetensors")):
+            weights |= load_file(path)
+        missing = self.model.load_state_dict(weights, strict=False).missing_keys
+        tied = set(getattr(self.model, "_tied_weights_keys", None) or ())
+        if lost := [name for name in missing if name not in tied and name in self.parameters]:
+            raise CheckpointError(f"checkpoint {folder.name}: expected weights of this model, {lost[0]} is missing")
+        moments = load_file(folder / "optimizer.safetensors")
+        saved = self.optimizer.state_dict()
+        saved["state"] = {
+            index: {key: moments[f"{name}/{key}"] for key in ("step", "exp_avg", "exp_avg_sq")}
+            for index, name in enumerate(self.parameters)
+            if f"{name}/step" in moments
+        }
+        self.optimizer.load_state_dict(saved)
+
+    def _require_same_settings(self, saved: dict[str, Any], folder: Path) -> None:
+        for name, value in asdict(self.config).items():
+            if name not in FREE_TO_CHANGE and saved.get(name) != value:
+                raise CheckpointError(
+                    f"{name}: expected {saved.get(name)!r} as in the run that {folder.name} belongs to, got {value!r}"
+                )
+
+    def _claim_output(self) -> None:
+        """Makes the run's folder, or refuses one that holds another run."""
+        path = self.output / "config.json"
+        if path.exists() and self.step == 0:
+            raise ValueError(
+                f"output_dir: expected a new or empty folder, got {self.output}, which holds another run; "
+                "resume it or choose another folder"
+            )
+        self.output.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self.config), indent=1))
+
+    def _append(self, name: str, row: Metrics) -> None:
+        if self.output is not None:
+            self.output.mkdir(parents=True, exist_ok=True)
+            with (self.output / name).open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def _file_size(self, name: str) -> int:
+        path = self.output / name
+        return path.stat().st_size if path.exists() else 0
+
+    def _seed(self, attempt: int) -> int:
+        return int(np.random.SeedSequence([self.config.seed, self.step, attempt]).generate_state(1)[0])
+
+    @contextmanager
+    def _precision(self) -> Iterator[None]:
+        device, wanted = self.model.device.type, self.config.precision
+        dtype = {"float32": None, "bfloat16": torch.bfloat16, "auto": autocast_dtype(self.model.device)}[wanted]
+        with torch.autocast(device, dtype=dtype, enabled=dtype is not None):
+            yield
+
+
+FREE_TO_CHANGE = {"output_dir", "eval_every", "eval_problems", "checkpoint_every", "keep_checkpoints"}
+"""Settings that may differ when a run is resumed: they change nothing that is learned."""
+
+
+def _merge(reports: Sequence[Metrics]) -> Metrics:
+    """Metrics of a batch from those of its rows: sums of `loss` and `active_tokens`, token means of the rest."""
+    tokens = sum(report["active_tokens"] for report in reports)
+    summed = {name: sum(report[name] for report in reports) for name in ("loss", "active_tokens")}
+    return summed | {
+        name: sum(report[name] * report["active_tokens"] for report in reports) / tokens
+        for name in reports[0]
+        if name not in summed
+    }
+
+
+def _enable_gradient_checkpointing(model: Any) -> None:
+    """transformers recomputes activations only in train mode; dropout is set to 0 so that the mode changes nothing."""
+    for module in model.modules():
+        for name in ("p", "attention_dropout", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    model.gradient_checkpointing_enable()
+    model.train()
+
+
+@contextmanager
+def _stop_signal() -> Iterator[threading.Event]:
+    """Turns the first Ctrl-C into an event and lets the second one through."""
+    stop = threading.Event()
+
+    def ask(*_: Any) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        _say("stopping after this step; press again to stop at once")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    previous = signal.signal(signal.SIGINT, ask)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _say(message: str) -> None:
+    tqdm.write(message)
