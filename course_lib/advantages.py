@@ -6,6 +6,7 @@ its variance. Here b comes from the responses of the group (GRPO, RLOO) or from 
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -74,15 +75,15 @@ def group_relative_advantages(
     require(ddof in (0, 1), "ddof", "0 (population std) or 1 (sample std)", repr(ddof))
     require_number("eps", eps, "a finite number ≥ 0", lambda e: 0 <= e < float("inf"))
     groups = _group(rewards, group_ids, missing)
-    deviation = groups.deviation()
+    deviation = groups.deviation
     if scale == "std":
         # In units of the group's range, squares can neither underflow nor overflow.
-        span = torch.where(groups.informative(), groups.span(), 1)
-        variance = groups.total((deviation / span).square()) / (groups.size() - ddof).clamp(min=1)
-        std = torch.where(groups.informative(), variance, 1).sqrt()
+        span = torch.where(groups.informative, groups.span, 1)
+        variance = groups.total((deviation / span).square()) / (groups.size - ddof).clamp(min=1)
+        std = torch.where(groups.informative, variance, 1).sqrt()
         # eps as a tensor: a Python number over a tensor is taken as eps · (1 / span), and 0 · inf is NaN.
         deviation = deviation / span / (std + span.new_tensor(eps) / span)
-    return groups.to_rows(torch.where(groups.informative(), deviation, 0))
+    return groups.to_rows(torch.where(groups.informative, deviation, 0))
 
 
 def leave_one_out_advantages(rewards: Rewards, group_ids: Ids, *, missing: Missing = "error") -> Tensor:
@@ -110,8 +111,8 @@ def leave_one_out_advantages(rewards: Rewards, group_ids: Ids, *, missing: Missi
         [-3.0, -1.5, 4.5]
     """
     groups = _group(rewards, group_ids, missing)
-    advantages = groups.deviation() * groups.size() / (groups.size() - 1).clamp(min=1)
-    return groups.to_rows(torch.where(groups.informative(), advantages, 0))
+    advantages = groups.deviation * groups.size / (groups.size - 1).clamp(min=1)
+    return groups.to_rows(torch.where(groups.informative, advantages, 0))
 
 
 def informative_groups(rewards: Rewards, group_ids: Ids, *, missing: Missing = "error") -> Tensor:
@@ -138,7 +139,7 @@ def informative_groups(rewards: Rewards, group_ids: Ids, *, missing: Missing = "
         [False, False, True, True]
     """
     groups = _group(rewards, group_ids, missing)
-    return groups.to_rows(groups.informative())
+    return groups.to_rows(groups.informative)
 
 
 def generalized_advantages(
@@ -201,20 +202,24 @@ class _Groups:
         start = self.rewards.new_zeros(len(self.present))
         return start.scatter_reduce(0, self.index, self.rewards, which, include_self=False)[self.index]
 
+    @cached_property
     def size(self) -> Tensor:
         return self.total(torch.ones_like(self.rewards))
 
+    @cached_property
     def span(self) -> Tensor:
         return self.extreme("amax") - self.extreme("amin")
 
+    @cached_property
     def informative(self) -> Tensor:
         largest = torch.maximum(self.extreme("amax").abs(), self.extreme("amin").abs())
-        return self.span() > EQUAL_WITHIN * largest
+        return self.span > EQUAL_WITHIN * largest
 
+    @cached_property
     def deviation(self) -> Tensor:
         """r − mean(r), measured from the smallest reward so that a large common offset costs no digits."""
         above = self.rewards - self.extreme("amin")
-        return above - self.total(above) / self.size()
+        return above - self.total(above) / self.size
 
     def to_rows(self, values: Tensor) -> Tensor:
         return values.new_zeros(len(self.present)).masked_scatter(self.present, values)
