@@ -5,6 +5,13 @@ import sys
 from collections.abc import Sequence
 
 
+def doctor(_: argparse.Namespace) -> int:
+    """Say whether the course can run here (exit code 0) or what it lacks (1)."""
+    from course_lib.doctor import run
+
+    return run()
+
+
 def model(_: argparse.Namespace) -> int:
     """Fetch and convert the small model where that is still to be done, and say where it is."""
     from course_lib.models import find_small_model, load_small_model
@@ -14,20 +21,60 @@ def model(_: argparse.Namespace) -> int:
     return 0
 
 
+def finetune(options: argparse.Namespace) -> int:
+    """Fine-tune a model with GRPO; prints held-out accuracy and replies before and after."""
+    from course_lib.finetune import finetune
+
+    return finetune(options)
+
+
+def finetune_options(parser: argparse.ArgumentParser) -> None:
+    from course_lib.finetune import add_finetune_options
+
+    add_finetune_options(parser)
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """Play held-out problems greedily; prints the accuracy with its interval and some replies."""
+    from course_lib.finetune import evaluate
+
+    return evaluate(options)
+
+
+def evaluate_options(parser: argparse.ArgumentParser) -> None:
+    from course_lib.finetune import add_evaluate_options
+
+    add_evaluate_options(parser)
+
+
+def progress(_: argparse.Namespace) -> int:
+    """Show which exercises are solved."""
+    from course_lib.exercises import progress_table
+
+    print(progress_table())
+    return 0
+
+
 # Adding a command: a function from its parsed options to the exit code, and one entry here with a function
 # that adds its options. Imports stand inside the functions, so that `--help` does not wait for torch.
 COMMANDS = {
+    "doctor": (doctor, lambda parser: None),
     "model": (model, lambda parser: None),
+    "finetune": (finetune, finetune_options),
+    "evaluate": (evaluate, evaluate_options),
+    "progress": (progress, lambda parser: None),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code: 0 good, 1 not good, 2 wrong input, said in one line."""
+    argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="course_lib", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (run, add_options) in COMMANDS.items():
         command = commands.add_parser(name, help=run.__doc__.splitlines()[0], description=run.__doc__)
-        add_options(command)
+        if name in argv[:1]:  # the options of the others would only be built, slowly, to be thrown away
+            add_options(command)
         command.set_defaults(run=run)
     options = parser.parse_args(argv)
     try:

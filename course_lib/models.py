@@ -119,10 +119,13 @@ def load_small_model(
 
 
 def find_small_model(path: str | os.PathLike | None = None) -> str:
-    """What `load_small_model` will load, found without loading it: a folder, a .gguf file or a hub id."""
-    chosen = path or os.environ.get("COURSE_MODEL")
-    if chosen:
-        return os.fspath(chosen)
+    """What `load_small_model` will load, found without loading it: a folder, a .gguf file or a hub id.
+
+    Raises:
+        ModelError: `path` or COURSE_MODEL names what cannot be loaded; a GGUF file is not the expected one.
+    """
+    if chosen := path or os.environ.get("COURSE_MODEL"):
+        return _checked(chosen)
     converted = _converted_folder(SMALL_MODEL_FILE, SMALL_MODEL_SHA256)
     if converted.is_dir():
         return str(converted)
@@ -167,16 +170,14 @@ def load_model(
     Example:
         >>> load_model("no/such/folder")
         Traceback (most recent call last):
-        course_lib.models.ModelError: model: there is no file or folder no/such/folder
+        course_lib.models.ModelError: model: there is no file or folder 'no/such/folder'
     """
     if attention not in ATTENTIONS:
         raise ModelError(f"attention: expected one of {', '.join(ATTENTIONS)}, got {attention!r}")
-    name = os.path.expanduser(os.fspath(path_or_id))
+    name = _checked(path_or_id)
     if name.endswith(".gguf"):
-        name = str(_convert(_existing(name)))
-    local = not _could_be_hub_id(name) or os.path.exists(name)
-    if local:
-        _check_folder(_existing(name))
+        name = str(_convert(Path(name)))
+    local = os.path.exists(name)
     try:
         with _quiet():
             tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
@@ -309,31 +310,30 @@ def _convert(gguf: Path) -> Path:
     return folder
 
 
-def _check_folder(folder: Path) -> None:
-    """Raise a ModelError that names what a model folder lacks."""
+def _checked(path_or_id: str | os.PathLike) -> str:
+    """The same, once it is known to be a hub id, a .gguf file or a folder with all that a model needs."""
+    name = os.path.expanduser(os.fspath(path_or_id))
+    folder = Path(name)
+    if not folder.exists():
+        # A hub id is "owner/model" or "model"; anything else was meant as a path.
+        if name[:1] in ("", ".", os.sep) or name.count("/") > 1 or "\\" in name or name.endswith(".gguf"):
+            raise ModelError(f"model: there is no file or folder {name!r}")
+        return name
+    if name.endswith(".gguf") and folder.is_file():
+        return name
     if not folder.is_dir():
         raise ModelError(f"model: expected a folder or a .gguf file, got the file {folder}")
-    if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
-        raise ModelError(f"model: {folder} holds an adapter, not a whole model; merge it into its base first")
     if not (folder / "config.json").exists():
-        raise ModelError(f"model: {folder} has no config.json, so it is not a model folder")
+        adapter = (folder / "adapter_config.json").exists()
+        note = "; it holds an adapter, to be merged into its base model first" if adapter else ""
+        raise ModelError(f"model: {folder} has no config.json, so it is not a model folder{note}")
     if not any(folder.glob("*.safetensors")):
         pickled = any(folder.glob("*.bin"))
         note = "; *.bin files are not read, since opening them can run code" if pickled else ""
         raise ModelError(f"model: {folder} has no weights: expected *.safetensors{note}")
-    if not any((folder / name).exists() for name in TOKENIZER_FILES):
+    if not any((folder / file).exists() for file in TOKENIZER_FILES):
         raise ModelError(f"model: {folder} has no tokenizer: expected one of {', '.join(TOKENIZER_FILES)}")
-
-
-def _existing(name: str) -> Path:
-    if not os.path.exists(name):
-        raise ModelError(f"model: there is no file or folder {name}")
-    return Path(name)
-
-
-def _could_be_hub_id(name: str) -> bool:
-    """Whether `name` has the form "owner/model" or "model", and not that of a path."""
-    return not os.path.isabs(name) and name.count("/") <= 1 and name[:1] not in "./\\" and "\\" not in name
+    return name
 
 
 def _first_line(error: Exception) -> str:

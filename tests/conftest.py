@@ -1,4 +1,4 @@
-"""What holds for every test: no network, and property tests that neither depend on the clock nor differ from run to run."""
+"""What holds for every test: no network; property tests independent of the clock and the same in every run."""
 
 import os
 

@@ -1,16 +1,16 @@
 """Write, run, check and look at the lessons. For maintainers; a learner never needs it.
 
-    python tools/notebooks.py build LESSON.py ...         notebooks/LESSON.ipynb from percent-format text, not run
-    python tools/notebooks.py execute notebooks/*.ipynb   run in a fresh kernel, store in one normal form, check
-    python tools/notebooks.py check notebooks/*.ipynb     the rules of tests/test_notebooks.py
-    python tools/notebooks.py render notebooks/*.ipynb    HTML and pictures of the whole page, to look at
+    python tools/notebooks.py build LESSON.py ...        notebooks/LESSON.ipynb from percent-format text
+    python tools/notebooks.py execute notebooks/*.ipynb  run in a fresh kernel, store in one form, check
+    python tools/notebooks.py check notebooks/*.ipynb    the rules of tests/test_notebooks.py
+    python tools/notebooks.py render notebooks/*.ipynb   HTML and pictures of the whole page, to look at
 
 In the text that `build` takes, `# %%` starts a code cell and `# %% [markdown]` one of prose, written as
 comments. Words after that become the cell's tags (`# %% raises-exception`: it shows an error).
 
 `render` needs Chromium (CHROMIUM names it if it is not on the path) and writes to build/notebooks/ or --out.
-It works without a network, so formulas need MathJax 3 on this machine: `npm pack mathjax@3`, unpack it outside
-the repository, and give its package/es5/tex-svg-full.js as --mathjax or in MATHJAX.
+It works without a network, so formulas need MathJax 3 on this machine: `npm pack mathjax@3`, unpack it
+outside the repository, and give its package/es5/tex-svg-full.js as --mathjax or in MATHJAX.
 """
 
 import argparse
