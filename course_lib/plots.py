@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from cycler import cycler
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm, to_rgb
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 from matplotlib.ticker import FuncFormatter, NullFormatter
@@ -161,71 +161,59 @@ def token_strip(
         >>> len(ax.patches)
         3
     """
-    per_token = [_row_values(advantages, i, len(row)) for i, row in enumerate(tokens)]
-    limit = max((abs(v) for row in per_token for v in row if v is not None), default=1.0) or 1.0
-    norm = TwoSlopeNorm(0, -limit, limit)
-    width, line_height, texts = 84.0, 1.5, []
-    y, lowest, widest = 0.0, 0.0, 0.0
-    ax = _axes(ax, height=1.0)
+    values = [None if advantages is None else _numbers(advantages[i]) for i in range(len(tokens))]
+    limit = max((abs(v).max() for v in values if v is not None and v.size), default=0.0) or 1.0
+    ax, y, widest = _axes(ax, height=1.0), 0.0, 40.0
     for i, row in enumerate(tokens):
-        x, top = 0.0, y
-        for k, token in enumerate(row):
-            shown = token.replace("\n", "↵")
-            step = len(shown) + 1.6
-            if x + step > width and x > 0:
-                x, y = 0.0, y + line_height
-            trained, value = bool(mask[i][k]), per_token[i][k]
-            face = PALE if not trained else "#CFE0F0" if value is None else ADVANTAGE(norm(value))
-            ax.add_patch(
-                Rectangle(
-                    (x, y), step - 0.3, 1.1, facecolor=face, edgecolor=INK if trained else "#B5B5B0",
-                    linewidth=1.0 if trained else 0.6, hatch=None if trained else "////",
-                )
-            )  # fmt: skip
-            box = {"facecolor": PALE, "edgecolor": "none", "pad": 0.6} if not trained else None
-            texts.append(
-                ax.text(
-                    x + step / 2 - 0.15, y + 0.55, shown, ha="center", va="center", family="DejaVu Sans Mono",
-                    fontsize=9.5, color=_readable_on(face) if trained else GREY, bbox=box,
-                )
-            )  # fmt: skip
-            x += step
-            widest = max(widest, x)
+        shown = [token.replace("\n", "↵") for token in row]
+        places = _wrapped([len(text) + 1.6 for text in shown], width=84.0)
+        for k, (text, (x, line)) in enumerate(zip(shown, places, strict=True)):
+            value = None if values[i] is None else values[i] if values[i].ndim == 0 else values[i][k]
+            _token_box(ax, text, x, y + 1.5 * line, bool(mask[i][k]), None if value is None else value / limit)
         if labels is not None:
-            ax.text(-1.2, top + 0.55, labels[i], ha="right", va="center", fontsize=10)
-        if advantages is not None and np.ndim(advantages[i]) == 0:
-            ax.text(
-                x + 0.6,
-                y + 0.55,
-                f"A = {_signed(float(advantages[i]))}",
-                va="center",
-                fontsize=10,
-                weight="bold",
-            )
-        y += line_height + (0.35 if i + 1 < len(tokens) else 0)
-        lowest = y
-    left = 0 if labels is None else 1.1 * max(map(len, labels)) + 2
-    right = 12 if advantages is not None else 1
-    ax.set_xlim(-left, max(widest, 40) + right)
-    ax.set_ylim(lowest + 0.9, -0.3)
+            ax.text(-1.2, y + 0.55, labels[i], ha="right", va="center", fontsize=10)
+        end, last = (places[-1][0] + len(shown[-1]) + 1.6, places[-1][1]) if row else (0.0, 0)
+        if values[i] is not None and values[i].ndim == 0:
+            note = f"A = {_signed(float(values[i]))}"
+            ax.text(end + 0.6, y + 1.5 * last + 0.55, note, va="center", fontsize=10, weight="bold")
+        widest = max([widest, *(x + len(text) + 1.6 for text, (x, _) in zip(shown, places, strict=True))])
+        y += 1.5 * (last + 1) + 0.35
     key = "hatched: given, not trained" + (" · boxed: written by the policy" if advantages is None else "")
     if advantages is not None:
         key += " · blue: A > 0, made likelier · amber: A < 0, made less likely"
-    ax.text(0, lowest + 0.5, key, fontsize=9, color=GREY, va="center")
+    ax.text(0, y + 0.15, key, fontsize=9, color=GREY, va="center")
+    ax.set_xlim(0 if labels is None else -1.1 * max(map(len, labels)) - 2, widest + (1 if advantages is None else 12))
+    ax.set_ylim(y + 0.55, -0.3)
     ax.set_axis_off()
     if title:
         ax.set_title(title)
-    figure = ax.figure
-    if len(figure.axes) == 1:
-        figure.set_size_inches(8.2, 0.27 * (lowest + 1.2) + (0.45 if title else 0.1))
+    if len(ax.figure.axes) == 1:
+        ax.figure.set_size_inches(8.2, 0.27 * (y + 0.85) + (0.45 if title else 0.1))
     return ax
 
 
-def _row_values(advantages, row: int, length: int) -> list[float | None]:
-    if advantages is None:
-        return [None] * length
-    values = _numbers(advantages[row])
-    return [float(values)] * length if values.ndim == 0 else [float(v) for v in values[:length]]
+def _wrapped(widths: Sequence[float], width: float) -> list[tuple[float, int]]:
+    """Left edge and line of boxes laid side by side in lines of at most `width`."""
+    x, line, places = 0.0, 0, []
+    for step in widths:
+        if x + step > width and x > 0:
+            x, line = 0.0, line + 1
+        places.append((x, line))
+        x += step
+    return places
+
+
+def _token_box(ax: Axes, text: str, x: float, y: float, trained: bool, value: float | None) -> None:
+    """One token; `value` is its advantage from −1 to 1."""
+    face = PALE if not trained else "#CFE0F0" if value is None else ADVANTAGE((value + 1) / 2)
+    edge, thick, hatch = (INK, 1.0, None) if trained else ("#B5B5B0", 0.6, "////")
+    size = len(text) + 1.6
+    ax.add_patch(Rectangle((x, y), size - 0.3, 1.1, facecolor=face, edgecolor=edge, linewidth=thick, hatch=hatch))
+    ax.text(
+        x + size / 2 - 0.15, y + 0.55, text, ha="center", va="center", family="DejaVu Sans Mono", fontsize=9.5,
+        color=_readable_on(face) if trained else GREY,
+        bbox=None if trained else {"facecolor": PALE, "edgecolor": "none", "pad": 0.6},
+    )  # fmt: skip
 
 
 @_styled
@@ -263,8 +251,8 @@ def group_bars(rewards, advantages, *, group_ids: Sequence | None = None, title:
             color=VERMILION,
             fontsize=10,
         )
-    norm = TwoSlopeNorm(0, -max(abs(advantages).max(), 1e-9), max(abs(advantages).max(), 1e-9))
-    bottom.bar(x, advantages[order], color=ADVANTAGE(norm(advantages[order])), edgecolor=INK, linewidth=0.8)
+    shade = (advantages[order] / max(abs(advantages).max(), 1e-9) + 1) / 2
+    bottom.bar(x, advantages[order], color=ADVANTAGE(shade), edgecolor=INK, linewidth=0.8)
     bottom.axhline(0, color=INK, linewidth=0.8)
     for axis, values, form in ((top, rewards, ".3g"), (bottom, advantages, "+.2f")):
         room = max(np.ptp(values), abs(values).max(), 1e-9)
@@ -495,8 +483,8 @@ def clip_plane(
 
 
 _REGIONS = {
-    1.0: ("fell by mistake:\npushed up again", "pushed\nup", "far enough:\nno gradient"),
-    -1.0: ("far enough:\nno gradient", "pushed\ndown", "rose by mistake:\npushed down again"),
+    1.0: ("fell by mistake:\npushed up", "pushed\nup", "far enough:\nno gradient"),
+    -1.0: ("far enough:\nno gradient", "pushed\ndown", "rose by mistake:\npushed down"),
 }
 
 
