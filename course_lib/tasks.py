@@ -212,10 +212,10 @@ class Arithmetic(SingleTurnTask):
     | 4 | a ± b ± c, numbers 0–20 | 26,474 |
     | 5 | a * b, numbers 0–20 | 441 |
 
-    Every ordered pair (triple) whose value is not negative is there. Expressions that
-    differ only in the order of their terms, such as 7 + 12 and 12 + 7, stand on the same side of the split;
-    an interval that takes the exam's problems for independent is a little too narrow for it. The split
-    depends on `level` and `held_out` alone: runs with different seeds sit the same exam.
+    Every ordered pair (triple) whose value is not negative is there. Expressions that differ only in the
+    order of their terms, such as 7 + 12 and 12 + 7, stand on the same side of the split; an interval that
+    takes the exam's problems for independent is a little too narrow for it. The split depends on `level` and
+    `held_out` alone: runs with different seeds sit the same exam.
 
     Args:
         level: 1 to 5.
@@ -229,10 +229,10 @@ class Arithmetic(SingleTurnTask):
     Example:
         >>> task = Arithmetic(level=2, seed=0)
         >>> task.training_problem(0)
-        Problem(prompt='What is 18 - 5?', answer='13', level=2)
+        Problem(prompt='What is 6 - 2?', answer='4', level=2)
         >>> len(task.held_out_problems())
         200
-        >>> task.score(task.training_problem(0), " 13.")
+        >>> task.score(task.training_problem(0), " 4.")
         1.0
     """
 
