@@ -171,9 +171,9 @@ def _disk(name: str) -> Finding:
 def _self_test(name: str) -> Finding:
     """One GRPO loss and its gradient on the device, against the values worked out by hand.
 
-    Rewards 1, 0, 0, 0: advantages √3 and three times −1/√3. The first response has two tokens, the others one,
-    so each of the five tokens weighs 1/5. Where old and new policy agree the loss is −Σ A/5 = −(2√3 − √3)/5 =
-    −√3/5, and its derivative by a token's log-probability is −A/5.
+    Rewards 1, 0, 0, 0: advantages √3 and three times −1/√3. The first response has two tokens, the others
+    one, so each of the five tokens weighs 1/5. Where old and new policy agree the loss is −Σ A/5 =
+    −(2√3 − √3)/5 = −√3/5, and its derivative by a token's log-probability is −A/5.
     """
     import torch
 

@@ -314,7 +314,7 @@ def _checked(path_or_id: str | os.PathLike) -> str:
     """The same, once it is known to be a hub id, a .gguf file or a folder with all that a model needs."""
     name = os.path.expanduser(os.fspath(path_or_id))
     folder = Path(name)
-    if not folder.exists():
+    if not name or not folder.exists():
         # A hub id is "owner/model" or "model"; anything else was meant as a path.
         if name[:1] in ("", ".", os.sep) or name.count("/") > 1 or "\\" in name or name.endswith(".gguf"):
             raise ModelError(f"model: there is no file or folder {name!r}")

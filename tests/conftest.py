@@ -1,4 +1,4 @@
-"""What holds for every test: no network; property tests independent of the clock and the same in every run."""
+"""What holds for every test: no network; property tests ask no clock and are the same in every run."""
 
 import os
 
