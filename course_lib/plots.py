@@ -6,6 +6,7 @@ notebook.
 """
 
 import io
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
@@ -728,6 +729,42 @@ class LiveCurve:
         else:
             self._handle.update(image)
         self._drawn = time.monotonic()
+
+
+def turn(draw: Callable[..., object], **knobs: tuple[float, float, float, float]) -> None:
+    """A picture with a slider for each knob, drawn again whenever one is turned.
+
+    A stored notebook keeps no sliders: where one is being stored (`tools/notebooks.py` sets COURSE_STORED), outside a
+    notebook and without ipywidgets, the picture is drawn once.
+
+    Args:
+        draw: draws a figure, given the knobs' values by name.
+        knobs: name to (lowest, highest, step, first value).
+
+    Example:
+        >>> turn(lambda power: print(f"drawn at {power}"), power=(0.0, 3.0, 0.5, 1.0))
+        drawn at 1.0
+    """
+    for name, (low, high, _, first) in knobs.items():
+        if not low <= first <= high:
+            raise ValueError(f"{name}: expected a first value from {low} to {high}, got {first}")
+    if _in_notebook() and "COURSE_STORED" not in os.environ:
+        try:
+            from ipywidgets import FloatSlider, interact
+        except ImportError:
+            pass
+        else:
+            sliders = {
+                name: FloatSlider(first, min=low, max=high, step=step, continuous_update=False)
+                for name, (low, high, step, first) in knobs.items()
+            }
+
+            def redraw(**values: float) -> None:
+                draw(**values)  # its result is dropped: a returned figure would be shown a second time
+
+            interact(redraw, **sliders)
+            return
+    draw(**{name: first for name, (_, _, _, first) in knobs.items()})
 
 
 def _in_notebook() -> bool:

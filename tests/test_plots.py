@@ -269,6 +269,29 @@ def test_live_curve_needs_no_ipython(monkeypatch):
     assert plots._in_notebook() is False
 
 
+def test_knobs_become_sliders_in_a_notebook_and_one_picture_where_it_is_stored(monkeypatch):
+    drawn, sliders = [], {}
+
+    def interact(draw, **given):
+        sliders.update(given)
+        assert draw(**{name: slider.value for name, slider in given.items()}) is None
+
+    monkeypatch.setattr("ipywidgets.interact", interact)
+    monkeypatch.setattr(plots, "_in_notebook", lambda: True)
+    monkeypatch.setenv("COURSE_STORED", "1")
+    plots.turn(lambda power: drawn.append(power) or "figure", power=(0.0, 3.0, 0.5, 1.0))
+    assert drawn == [1.0] and not sliders
+    monkeypatch.delenv("COURSE_STORED")
+    plots.turn(lambda power: drawn.append(power) or "figure", power=(0.0, 3.0, 0.5, 2.0))
+    assert drawn == [1.0, 2.0]
+    assert (sliders["power"].min, sliders["power"].max, sliders["power"].step) == (0.0, 3.0, 0.5)
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    plots.turn(lambda power: drawn.append(power), power=(0.0, 3.0, 0.5, 3.0))
+    assert drawn[-1] == 3.0
+    with pytest.raises(ValueError, match="power: expected a first value"):
+        plots.turn(drawn.append, power=(0.0, 3.0, 0.5, 4.0))
+
+
 def test_data_may_be_tensors_with_gradients():
     values = torch.tensor([0.1, 0.2], requires_grad=True)
     plots.learning_curve({"a": values})
