@@ -27,7 +27,7 @@ from .limits import TimeLimit, call_with_limit
 from .message import Message
 
 TIME_LIMIT = 5.0  # seconds for all cases together; a right answer needs a small fraction of one
-# Largest error by the precision of what came back, relative to max(1, |expected|).
+# Largest error, relative to max(1, |expected|), by the bytes of a number in what came back.
 TOLERANCE = {8: 1e-6, 4: 2e-5, 2: 2e-2}
 
 
@@ -65,7 +65,7 @@ def _judge_function(exercise: Exercise, answer: Any) -> Message:
             outcomes, again = call_with_limit(lambda: _outcomes_twice(exercise, answer), TIME_LIMIT)
     except TimeLimit:
         return _wrong(exercise).say(
-            f"No answer after {TIME_LIMIT:g} seconds. The inputs are tiny, so a loop probably never ends."
+            f"No answer within {TIME_LIMIT:g} seconds. The inputs are tiny, so a loop probably never ends."
         )
     raised = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
     if _is_stub(raised):
@@ -160,21 +160,24 @@ def _unsolved(exercise: Exercise) -> Message:
 # ---------------------------------------------------------------- running
 
 
-def _outcomes_twice(exercise: Exercise, function: Callable) -> tuple[list[Outcome], list[Outcome]]:
-    """All cases twice, from different random states.
+def _outcomes(exercise: Exercise, function: Callable) -> tuple[list[Outcome], Callable]:
+    """What the function gives on all cases, and the form of argument it was given.
 
     Arguments come as tensors first, then, where an answer cannot take these, as NumPy arrays or lists: the form
     a function was written for is the one it is judged by.
     """
-    converters = (_tensor, _array, _list) if exercise.probe is plain_call else (_tensor,)
-    tried = []
-    for convert in converters:
+    first = None
+    for convert in (_tensor, _array, _list) if exercise.probe is plain_call else (_tensor,):
         outcomes = [_outcome(exercise, function, case, convert) for case in exercise.cases]
-        tried.append((outcomes, convert))
         if all(outcome.error is None for outcome in outcomes) or any(_is_stub(o.error) for o in outcomes):
-            break
-    else:  # no form works: what went wrong with tensors, which the stub's docstring promises, is what to show
-        outcomes, convert = tried[0]
+            return outcomes, convert
+        first = first or (outcomes, convert)
+    return first  # no form works: show what went wrong with tensors, which the stub's docstring promises
+
+
+def _outcomes_twice(exercise: Exercise, function: Callable) -> tuple[list[Outcome], list[Outcome]]:
+    """All cases, and all of them again from another random state."""
+    outcomes, convert = _outcomes(exercise, function)
     torch.default_generator.manual_seed(1)
     np.random.seed(1)
     random.seed(1)
@@ -231,7 +234,7 @@ def build(source: str, name: str) -> Callable:
 
 def _wrong_outcomes(exercise: Exercise, source: str) -> list[Outcome]:
     with _quiet():
-        return _outcomes_twice(exercise, build(source, exercise.name))[0]
+        return _outcomes(exercise, build(source, exercise.name))[0]
 
 
 def _is_stub(error: BaseException | None) -> bool:
@@ -333,37 +336,34 @@ def _expected_parts(case: Case) -> tuple[np.ndarray, ...]:
     return tuple(np.asarray(part, dtype=np.float64) for part in parts)
 
 
-def _close(got: np.ndarray, expected: np.ndarray, tolerance: float, atol: float | None = None) -> bool:
+def _close(got: np.ndarray, expected: np.ndarray, item_bytes: int, atol: float | None = None) -> bool:
     if got.shape != expected.shape:
         return False
-    size = np.abs(expected)
-    allowed = tolerance * np.maximum(1.0, size) if atol is None else atol + tolerance * size
+    finite = np.isfinite(expected)
+    size = np.where(finite, np.abs(expected), 0.0)
+    if item_bytes < 8 and size.size:  # what cancels in low precision leaves an error as large as the largest entry's
+        size = np.full_like(size, size.max())
+    tolerance = TOLERANCE[item_bytes]
+    allowed = tolerance * np.maximum(1.0, size) if atol is None or item_bytes < 8 else atol + tolerance * size
     with np.errstate(invalid="ignore"):
-        near = np.isfinite(expected) & (np.abs(got - expected) <= allowed)
-    same = near | (got == expected) | (np.isnan(got) & np.isnan(expected))
-    return bool(same.all())
+        near = finite & (np.abs(got - expected) <= allowed)
+    return bool((near | (got == expected) | (np.isnan(got) & np.isnan(expected))).all())
 
 
 def _is_right(outcome: Outcome, case: Case) -> bool:
     expected = _expected_parts(case)
-    atol = case.atol if outcome.item_bytes == 8 else None
     return len(outcome.parts) == len(expected) and all(
-        _close(got, want, TOLERANCE[outcome.item_bytes], atol)
-        for got, want in zip(outcome.parts, expected, strict=True)
+        _close(got, want, outcome.item_bytes, case.atol) for got, want in zip(outcome.parts, expected, strict=True)
     )
 
 
-def _same(outcome: Outcome, other: Outcome, atol: float | None = None) -> bool:
+def _same(outcome: Outcome, other: Outcome) -> bool:
     if type(outcome.error) is not type(other.error) or outcome.problem != other.problem:
         return False
-    tolerance = TOLERANCE[min(outcome.item_bytes, other.item_bytes)]
+    item_bytes = min(outcome.item_bytes, other.item_bytes)
     return len(outcome.parts) == len(other.parts) and all(
-        _close(got, want, tolerance, atol) for got, want in zip(outcome.parts, other.parts, strict=True)
+        _close(got, want, item_bytes) for got, want in zip(outcome.parts, other.parts, strict=True)
     )
-
-
-def _is_finite(outcome: Outcome) -> bool:
-    return bool(outcome.parts) and all(np.isfinite(part).all() for part in outcome.parts)
 
 
 # ---------------------------------------------------------------- words
@@ -372,16 +372,8 @@ def _is_finite(outcome: Outcome) -> bool:
 def _diagnosis(exercise: Exercise, outcomes: list[Outcome], worst: Outcome, case: Case) -> str:
     if worst.error is not None:
         return worst.problem
-    known = [(mistake.diagnosis, _wrong_outcomes(exercise, mistake.wrong)) for mistake in exercise.mistakes]
-    for diagnosis, theirs in known:
-        if all(map(_same, outcomes, theirs)):
-            return diagnosis
-    # One mistake together with a slip on an edge case: judge by the cases that gave finite numbers.
-    finite = [i for i, outcome in enumerate(outcomes) if _is_finite(outcome)]
-    if any(not _is_right(outcomes[i], exercise.cases[i]) for i in finite):
-        for diagnosis, theirs in known:
-            if all(_same(outcomes[i], theirs[i]) for i in finite):
-                return diagnosis
+    if known := _known_mistake(exercise, outcomes):
+        return known
     if worst.problem:
         return worst.problem
     expected = _expected_parts(case)
@@ -393,6 +385,24 @@ def _diagnosis(exercise: Exercise, outcomes: list[Outcome], worst: Outcome, case
         if np.isinf(got).any() and not np.isinf(want).any():
             return "The result contains inf. Look for a division by 0, log 0, or an exponential that overflows."
     return _pattern(exercise, outcomes) or "The values differ from the expected ones."
+
+
+def _known_mistake(exercise: Exercise, outcomes: list[Outcome]) -> str:
+    """The diagnosis of the known mistake that gives the same outcomes, or nearly so.
+
+    A learner often makes a mistake together with a slip on an edge case. So, failing full agreement, a mistake
+    counts that agrees wherever the learner is right, on the first wrong case, and on at least half of these.
+    """
+    right = [_is_right(outcome, case) for outcome, case in zip(outcomes, exercise.cases, strict=True)]
+    best, most = "", (len(right) - sum(right) - 1) // 2
+    for mistake in exercise.mistakes:
+        agrees = list(map(_same, outcomes, _wrong_outcomes(exercise, mistake.wrong)))
+        if all(agrees):
+            return mistake.diagnosis
+        explained = sum(agrees) - sum(right)
+        if all(a for a, r in zip(agrees, right, strict=True) if r) and agrees[right.index(False)] and explained > most:
+            best, most = mistake.diagnosis, explained
+    return best and f"{best} (This explains {most} of {right.count(False)} wrong results.)"
 
 
 def _pattern(exercise: Exercise, outcomes: list[Outcome]) -> str:
@@ -410,7 +420,9 @@ def _pattern(exercise: Exercise, outcomes: list[Outcome]) -> str:
     if large.sum() < 2 or not np.isfinite(got).all():
         return ""
     factor = got[large][0] / want[large][0]
-    if abs(factor) < 1e-6 or not _close(got, factor * want, 1e-4):
+    if abs(factor) < 1e-6 or not np.allclose(got, factor * want, rtol=1e-4, atol=1e-6):
+        return ""
+    if abs(factor - 1) < 1e-3:
         return ""
     if abs(factor + 1) < 1e-4:
         return "Right up to the sign: every value is the negative of the expected one."

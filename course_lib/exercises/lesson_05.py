@@ -538,7 +538,7 @@ def token_weights(mask, mode, max_length):
         kind="find-the-bug",
         stub='''
 def accumulated_loss(losses, mask, micro_batch):
-    """Token-mean loss of a batch, computed a few rows at a time to save memory. It should not depend on how few.
+    """Token-mean loss of a batch, a few rows at a time to save memory. How many must not matter.
 
     losses: tensor (B, T), the loss of each token
     mask: tensor (B, T) of 0 and 1, at least one 1 in every row
