@@ -132,6 +132,9 @@ class GRPOConfig:
                 raise ValueError(f"{name}: expected more than 0, got {getattr(self, name)}")
 
 
+PRESETS = {"laptop": GRPOConfig()}
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """Greedy success on held-out problems with its 95 % Wilson interval, and the first replies."""

@@ -1,0 +1,126 @@
+"""The commands `finetune` and `evaluate`: what the command line does with the trainer.
+
+Apart from `__main__`, which only dispatches, so that the other commands start without torch; apart from `training`,
+which knows no terminal.
+"""
+
+import argparse
+import json
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from course_lib.models import load_model, load_small_model
+from course_lib.tasks import Arithmetic, Task, load_jsonl
+from course_lib.training import PRESETS, Evaluation, GRPOConfig, GRPOTrainer
+
+ATTRIBUTE_LINES = {
+    name.strip(): text.strip()
+    for line in (GRPOConfig.__doc__ or "").splitlines()
+    if ": " in line
+    for names, text in [line.split(": ", 1)]
+    for name in names.split(",")
+}
+
+
+def add_task_options(parser: argparse.ArgumentParser) -> None:
+    """Options that `finetune` and `evaluate` share: which model, which problems."""
+    parser.add_argument("--model", metavar="PATH", help="model folder, .gguf file or hub id; default: the small model")
+    parser.add_argument("--data", metavar="FILE", help='JSON lines {"prompt": ..., "answer": ...} instead of arithmetic')
+    parser.add_argument("--level", type=int, default=2, help="level of the arithmetic task, 1 to 5 (default: 2)")
+    parser.add_argument("--show", type=int, default=6, metavar="N", help="replies to print (default: 6)")
+
+
+def add_finetune_options(parser: argparse.ArgumentParser) -> None:
+    """Every setting of `GRPOConfig` as an option; those not given come from the preset."""
+    add_task_options(parser)
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="laptop", help="(default: laptop)")
+    parser.add_argument("--output", metavar="DIR", help="folder for metrics and checkpoints (default: keep nothing)")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint in --output")
+    hints = get_type_hints(GRPOConfig)
+    for field in fields(GRPOConfig):
+        if field.name == "output_dir":
+            continue
+        flag, text = "--" + field.name.replace("_", "-"), ATTRIBUTE_LINES.get(field.name)
+        choices = [choice for choice in get_args(hints[field.name]) if isinstance(choice, str)]
+        if hints[field.name] is bool:
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+        elif choices:
+            parser.add_argument(flag, choices=choices, help=text)
+        else:
+            number = int if hints[field.name] is int else float
+            parser.add_argument(flag, type=number, metavar="N", help=text)
+
+
+def finetune(options: argparse.Namespace) -> int:
+    """Fine-tune a model with GRPO; prints held-out accuracy and replies before and after."""
+    given = {
+        field.name: value
+        for field in fields(GRPOConfig)
+        if (value := getattr(options, field.name, None)) is not None
+    }
+    config = replace(PRESETS[options.preset], **given, output_dir=options.output)
+    if options.resume and options.output is None:
+        raise ValueError("--output: expected the folder of the run to resume, got none")
+    model, tokenizer = _model(options)
+    trainer = GRPOTrainer(model, tokenizer, _task(options, config.seed), config)
+    if options.resume:
+        print(f"resumed after step {trainer.resume()} of {config.steps}")
+    before = _stored(trainer, "before") or trainer.evaluate()
+    _store(trainer, "before", before)
+    print(f"before: {before}")
+    trainer.train()
+    if trainer.step < config.steps:
+        print(f"stopped after step {trainer.step} of {config.steps}; --resume goes on")
+        return 0
+    after = trainer.evaluate()
+    _store(trainer, "after", after)
+    print(f"after:  {after}")
+    for (prompt, old, _), (_, new, reward) in list(zip(before.replies, after.replies, strict=True))[: options.show]:
+        print(f"  {prompt!r}: {old!r} -> {new!r} (reward {reward:g})")
+    return 0
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """Play the held-out problems greedily; prints the accuracy with its interval and some replies."""
+    model, tokenizer = _model(options)
+    config = replace(
+        PRESETS["laptop"], eval_problems=options.eval_problems, max_new_tokens=options.max_new_tokens
+    )
+    result = GRPOTrainer(model, tokenizer, _task(options, config.seed), config).evaluate()
+    print(f"held out: {result}")
+    for prompt, reply, reward in result.replies[: options.show]:
+        print(f"  {prompt!r}: {reply!r} (reward {reward:g})")
+    return 0
+
+
+def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
+    """Which model on which problems."""
+    add_task_options(parser)
+    for name in ("eval_problems", "max_new_tokens"):
+        default = getattr(PRESETS["laptop"], name)
+        text = f"{ATTRIBUTE_LINES[name]} (default: {default})"
+        parser.add_argument("--" + name.replace("_", "-"), type=int, default=default, metavar="N", help=text)
+
+
+def _model(options: argparse.Namespace) -> tuple[Any, Any]:
+    return load_model(options.model) if options.model else load_small_model()
+
+
+def _task(options: argparse.Namespace, seed: int) -> Task:
+    return load_jsonl(options.data, seed=seed) if options.data else Arithmetic(level=options.level, seed=seed)
+
+
+def _store(trainer: GRPOTrainer, name: str, result: Evaluation) -> None:
+    """Keeps an evaluation beside the run's metrics, so that a resumed run need not repeat the first."""
+    if trainer.output is not None:
+        trainer.output.mkdir(parents=True, exist_ok=True)
+        (trainer.output / f"evaluation_{name}.json").write_text(json.dumps(asdict(result)))
+
+
+def _stored(trainer: GRPOTrainer, name: str) -> Evaluation | None:
+    path = Path(trainer.output or ".") / f"evaluation_{name}.json"
+    if trainer.step == 0 or not path.exists():
+        return None
+    kept = json.loads(path.read_text())
+    return Evaluation(kept["correct"], kept["total"], tuple(map(tuple, kept["replies"])))

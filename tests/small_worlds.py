@@ -1,0 +1,64 @@
+"""Small worlds for tests of sampling and training: a word-level tokenizer, a one-call task and an agent."""
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from course_lib.tasks import Problem, SingleTurnTask
+
+WORDS = ["<unk>", "<eos>", *"abcdefghij", *map(str, range(10)), ".", "?"]
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a word; the end-of-sequence token is also the padding token, as in the small model."""
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<eos>", pad_token="<eos>"
+    )
+
+
+def says(text: str, answer: str) -> float:
+    """1 if the answer is the first word of the reply."""
+    return float(text.split()[:1] == [answer])
+
+
+def letters_task(**options) -> SingleTurnTask:
+    """Prompts of letters; a reply is right if it starts with the prompt's first letter."""
+    problems = [Problem(f"{a} {b} ?", a) for a in "abcdef" for b in "ghij"]
+    return SingleTurnTask(problems[4:], problems[:4], says, **options)
+
+
+class NotesEpisode:
+    """Three calls. The first two append to the transcript, the third sees only the last output: one context edit."""
+
+    stop = (".",)
+
+    def __init__(self, tokenizer):
+        self.end = tokenizer.eos_token_id
+        self.start = tokenizer.encode("a b ?")
+        self.seen, self.calls, self.reward = list(self.start), 0, 0.0
+
+    @property
+    def done(self):
+        return self.calls == 3
+
+    def context(self):
+        return list(self.seen)
+
+    def step(self, output_ids, text):
+        self.calls += 1
+        self.reward += 0.25 * len(set(output_ids))
+        self.seen = [*self.seen, *output_ids, 5] if self.calls == 1 else [*self.start, *output_ids]
+
+
+class NotesTask:
+    """Problems are only numbered; every episode is a `NotesEpisode`."""
+
+    def training_problem(self, index):
+        return Problem(f"{index}", "")
+
+    def held_out_problems(self):
+        return [Problem("held out", "")]
+
+    def open(self, problem, tokenizer):
+        return NotesEpisode(tokenizer)
