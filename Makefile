@@ -31,8 +31,8 @@ help: ## this list
 	@HF_HUB_OFFLINE=0 $(PY) -m course_lib model && touch $@ || true
 
 learn: .venv/.installed .venv/.model ## set up what is missing, then open lesson 00 in JupyterLab
-	@echo "The address below (with its token) opens the course; Ctrl-C ends it."
-	@$(PY) -m jupyterlab $(NO_BROWSER) $(ALLOW_ROOT) --ip=127.0.0.1 notebooks/00_start_here.ipynb
+	@echo "The address below, with its token, opens the course; Ctrl-C twice ends it."
+	@$(PY) -m jupyterlab $(NO_BROWSER) $(ALLOW_ROOT) --ip=127.0.0.1
 
 NO_BROWSER = $(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname)),,--no-browser)
 ALLOW_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)

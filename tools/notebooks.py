@@ -82,7 +82,7 @@ def execute(path: Path) -> NotebookNode:
         store_widget_state=False,
         config=Config(KernelManager={"transport_encryption": "auto"}),
         resources={"metadata": {"path": str(path.parent)}},
-    ).execute(env=os.environ | {"COURSE_STORED": "1"})  # plots.turn draws a picture where a reader gets sliders
+    ).execute(env=os.environ | {"COURSE_STORED": "1"})  # plots.turn: a picture where a reader gets sliders
     return normalise(notebook)
 
 
