@@ -455,11 +455,12 @@ def _bounded_exp(x: Tensor) -> Tensor:
 
 def _k3(x: Tensor) -> Tensor:
     """expm1(x) − x up to the knee, then its tangent; constant where the tangent itself would overflow."""
-    slope = math.exp(K3_KNEE)
+    slope = math.expm1(K3_KNEE)
     end = torch.finfo(x.dtype).max / slope / 2
     x = x.clamp(-end, end)
-    bent = x.clamp(max=K3_KNEE)
-    return (bent.expm1() - x) + slope * (x - bent)
+    bent, beyond = x.clamp(max=K3_KNEE), (x - K3_KNEE).clamp(min=0)
+    # No slope · (x − bent): below the knee its two gradients cancel, and float32 keeps no digit of the rest.
+    return bent.expm1() - bent + slope * beyond
 
 
 def _trajectory_share(lengths: Tensor, owners: Any) -> Tensor:

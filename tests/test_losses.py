@@ -258,6 +258,14 @@ def test_k3_is_finite_for_any_finite_x(dtype, x):
     assert value.isfinite() and grad.isfinite() and value >= 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_k3_keeps_its_gradient_in_every_precision(dtype):
+    """A bend written as slope · (x − min(x, knee)) cancels to a gradient of exactly 0 in float32."""
+    x = torch.tensor([[-50.0, -1.0, -0.01, 0.0, 0.1, 2.5, 19.9]], dtype=dtype)
+    _, grad = value_and_gradient(lambda lp: kl_estimate(lp, torch.zeros_like(lp), torch.ones(1, 7)), -x)
+    torch.testing.assert_close(-grad, x.expm1(), rtol=1e-6, atol=2 * torch.finfo(dtype).eps)
+
+
 def test_k3_goes_on_along_its_tangent():
     knee = math.exp(20.0)
     x = double([[20.0 - 1e-9, 20.0, 20.0 + 1e-9, 30.0, 1000.0]])
