@@ -14,7 +14,7 @@ import torch
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from course_lib.logprobs import run_tree
+from course_lib.logprobs import run_tree, supports_tree
 from course_lib.models import eos_token_ids
 from course_lib.tasks import Episode
 from course_lib.trajectories import Call, Trajectory
@@ -170,11 +170,13 @@ def read_contexts(
         room: tokens that the cache must still take.
 
     Returns:
-        The cache, padded on the left; (B, T) bool, True where it holds a token; and (B, V) logits of the next token.
+        The cache, padded on the left; (B, V) logits of the next token; (B, T) bool, True where it holds a token.
     """
     length = max(map(len, contexts))
     device = model.device
     held = torch.tensor([[False] * (length - len(c)) + [True] * len(c) for c in contexts], device=device)
+    if not supports_tree(model):
+        return *_read_padded(model, contexts, held), held
     pieces, logits = [], None
     rows = split_rows(contexts, PREFILL_TOKENS)
     for row in rows:
@@ -194,7 +196,21 @@ def read_contexts(
     for layer in zip(*pieces, strict=True):
         keys, values = (torch.cat([piece[k] for piece in layer], dim=1)[:, back].transpose(0, 1) for k in (0, 1))
         cache.layers.append(_Buffer(keys, values, room))
-    return cache, held, logits[back]
+    return cache, logits[back], held
+
+
+def _read_padded(
+    model: Any, contexts: Sequence[Sequence[int]], held: torch.Tensor
+) -> tuple[Cache, torch.Tensor]:
+    """The plain way, for a model that cannot take a tree: every context in full, padded on the left."""
+    tokens = torch.zeros(held.shape, dtype=torch.long, device=held.device)
+    tokens[held] = torch.tensor([token for context in contexts for token in context], device=held.device)
+    positions = (held.cumsum(1) - 1).clamp(min=0)
+    cache = DynamicCache(config=model.config)
+    logits = model(
+        input_ids=tokens, attention_mask=held.long(), position_ids=positions, cache=cache, use_cache=True
+    ).logits[:, -1]
+    return cache, logits
 
 
 @torch.inference_mode()
@@ -225,7 +241,7 @@ def sample_replies(
             f"context: expected at most {limit - room} tokens, so that a reply of {room} fits the model's {limit}, "
             f"got {longest}"
         )
-    cache, held, logits = read_contexts(model, contexts, room)
+    cache, logits, held = read_contexts(model, contexts, room)
     positions = torch.tensor([len(context) for context in contexts], device=device)
     chances = torch.as_tensor(uniforms, device=device)
     endings = torch.zeros(len(contexts), logits.shape[-1], dtype=torch.bool, device=device)
@@ -247,14 +263,13 @@ def sample_replies(
             alive, drawn, held, positions = alive[kept], drawn[kept], held[kept], positions[kept]
             cache.batch_select_indices(kept)
         held = torch.cat([held, held.new_ones(len(held), 1)], dim=1)
-        hidden = model.base_model(
+        logits = model(
             input_ids=drawn[:, None],
-            attention_mask=held[:, None, None],
+            attention_mask=held.long(),
             position_ids=positions[:, None],
             cache=cache,
             use_cache=True,
-        ).last_hidden_state
-        logits = model.get_output_embeddings()(hidden[:, 0])
+        ).logits[:, 0]
         positions = positions + 1
     sizes = lengths.tolist()
     rows = zip(tokens.tolist(), log_probs.tolist(), sizes, strict=True)

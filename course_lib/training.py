@@ -362,7 +362,7 @@ class GRPOTrainer:
                 )
                 report.loss.backward()
                 entropy = float(scored.entropy.sum() / batch.mask[row].sum())
-                reports.append({**report.metrics, "loss": float(report.loss), "entropy": entropy})
+                reports.append({**report.metrics, "loss": report.loss.item(), "entropy": entropy})
             norm = self._optimizer_step()
         return {**_merge(reports), "gradient_norm": norm, "segments": len(batch.tokens)}
 
@@ -407,6 +407,8 @@ class GRPOTrainer:
 
     def evaluate(self) -> Evaluation:
         """Plays the held-out problems greedily; a problem counts as solved where its reward is at least 1."""
+        if not self.held_out:
+            raise ValueError("held_out_problems: expected at least one problem to evaluate on, got none")
         with self._precision():
             trajectories = sample_trajectories(
                 self.model,
@@ -561,7 +563,7 @@ def _enable_gradient_checkpointing(model: Any) -> None:
         for name in ("p", "attention_dropout", "dropout"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     model.train()
 
 
