@@ -14,8 +14,10 @@ def doctor(_: argparse.Namespace) -> int:
 
 def model(_: argparse.Namespace) -> int:
     """Fetch and convert the small model where that is still to be done, and say where it is."""
-    from course_lib.models import find_small_model, load_small_model
+    from course_lib.models import SMALL_MODEL_HUB_ID, find_small_model, load_small_model
 
+    if find_small_model() == SMALL_MODEL_HUB_ID:
+        print("Not on this machine; asking the hub ...")
     load_small_model(device="cpu")
     print(f"The small model is ready: {find_small_model()}")
     return 0

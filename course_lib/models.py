@@ -16,6 +16,7 @@ from pathlib import Path
 import filelock
 import platformdirs
 import torch
+from huggingface_hub.utils import logging as hub_logging
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -347,15 +348,19 @@ def _sha256(file: Path) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' progress bars and advice, which would stand in every notebook."""
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
+    """Without the libraries' progress bars and advice, which would stand in every notebook."""
+    loggers = (transformers_logging, hub_logging)
+    verbosities = [logger.get_verbosity() for logger in loggers]
+    bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
+    for logger in loggers:
+        logger.set_verbosity_error()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        transformers_logging.set_verbosity(verbosity)
+        for logger, verbosity in zip(loggers, verbosities, strict=True):
+            logger.set_verbosity(verbosity)
         if bars:
             transformers_logging.enable_progress_bar()
