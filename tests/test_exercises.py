@@ -414,6 +414,8 @@ def test_the_given_bug_counts_as_unsolved_and_shows_its_symptom():
     message = engine.judge(exercise, engine.build(exercise.stub, exercise.name))
     assert message.status == "unsolved"
     assert "expected  3" in message.text() and "got       4" in message.text()
+    fixed = engine.judge(exercise, engine.build(exercise.solution, exercise.name))
+    assert exercise.explanation in fixed.parts[-1]
 
 
 # ---------------------------------------------------------------- check, hint, solution, progress, reset
@@ -534,6 +536,8 @@ def test_html_says_the_same_and_escapes_what_it_shows():
     message = judge("00.1", lambda rewards: rewards)
     words = html.unescape(re.sub(r"<[^>]+>", " ", message.html()))
     assert "".join(words.split()) == "".join(message.text().split())
+    unsolved = engine.judge(registry["00.1"], engine.build(registry["00.1"].stub, registry["00.1"].name))
+    assert "<code>raise NotImplementedError</code>" in unsolved.html()
 
 
 # ---------------------------------------------------------------- adding one

@@ -83,9 +83,9 @@ def _judge_function(exercise: Exercise, answer: Any) -> Message:
                 f"The values are right, but your function changes its argument `{mutated}`: the caller's "
                 "tensor is different afterwards. Work on a copy, or build a new tensor."
             )
-        return _solved(exercise).say(
-            f"Checked {len(right)} inputs: {'; '.join(case.label for case in exercise.cases)}."
-        )
+        message = _solved(exercise)
+        message.say(f"Checked {len(right)} inputs: {'; '.join(case.label for case in exercise.cases)}.")
+        return message.say(exercise.explanation) if exercise.kind == "find-the-bug" else message
     first = right.index(False)
     still_given = exercise.kind == "find-the-bug" and all(
         map(_same, outcomes, _wrong_outcomes(exercise, exercise.stub))
@@ -451,7 +451,7 @@ def _is_theirs(filename: str) -> bool:
 
 
 def _add_comparison(message: Message, exercise: Exercise, case: Case, outcome: Outcome) -> None:
-    rows = [("input", _show_arguments(exercise, case)), ("", f"({case.label})")]
+    rows = [("input", f"{_show_arguments(exercise, case)}\n({case.label})")]
     expected = _expected_parts(case)
     names = exercise.returns or ("",) * len(expected)
     for name, want, got in zip(names, expected, outcome.parts or (None,) * len(expected), strict=False):

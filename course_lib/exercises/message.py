@@ -1,6 +1,7 @@
 """What a learner reads: plain text in a terminal, HTML in a notebook, the same words in both."""
 
 import html
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -48,7 +49,8 @@ class Message:
         body = [f"<strong>{html.escape(MARKS[self.status] + self.title)}</strong>"]
         for kind, part in self.parts:
             if kind == "text":
-                body.append(f"<div>{html.escape(part).replace(chr(10), '<br>')}</div>")
+                words = re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(part))
+                body.append(f"<div>{words.replace(chr(10), '<br>')}</div>")
             elif kind == "code":
                 body.append(f"<pre><code>{html.escape(part)}</code></pre>")
             else:
@@ -86,6 +88,6 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def _html_table(rows: Sequence[Sequence[str]]) -> str:
     def cell(text: str) -> str:
         lines = html.escape(str(text)).replace("\n", "<br>")
-        return f'<td style="text-align: left; white-space: pre">{lines}</td>'
+        return f'<td style="text-align: left; white-space: pre; font-family: monospace">{lines}</td>'
 
     return "<table>" + "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows) + "</table>"
