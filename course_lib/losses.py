@@ -458,7 +458,7 @@ def _k3(x: Tensor) -> Tensor:
     slope = math.expm1(K3_KNEE)
     end = torch.finfo(x.dtype).max / slope / 2
     x = x.clamp(-end, end)
-    bent, beyond = x.clamp(max=K3_KNEE), (x - K3_KNEE).clamp(min=0)
+    bent, beyond = x.clamp(max=K3_KNEE), (x - K3_KNEE).relu()  # at the knee clamp has slope 1, relu 0
     # No slope · (x − bent): below the knee its two gradients cancel, and float32 keeps no digit of the rest.
     return bent.expm1() - bent + slope * beyond
 
