@@ -222,6 +222,7 @@ class GRPOTrainer:
             lr=config.learning_rate,
             betas=(config.adam_beta1, config.adam_beta2),
             weight_decay=config.weight_decay,
+            fused=True,
         )
         self.step = 0
         self.problems_drawn = 0
