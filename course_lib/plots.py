@@ -85,7 +85,12 @@ def _styled(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         with plt.rc_context(STYLE):
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+            interactive = plt.isinteractive()
+        # A notebook's backend turns this on with the first figure; rc_context would turn it off again, and later
+        # figures would not be shown.
+        plt.interactive(interactive)
+        return result
 
     return wrapped
 

@@ -269,6 +269,17 @@ def test_live_curve_needs_no_ipython(monkeypatch):
     assert plots._in_notebook() is False
 
 
+def test_a_picture_leaves_interactive_mode_as_its_backend_set_it():
+    before = plt.isinteractive()
+    try:
+        plots._styled(plt.ion)()
+        assert plt.isinteractive()
+        plots._styled(plt.ioff)()
+        assert not plt.isinteractive()
+    finally:
+        plt.interactive(before)
+
+
 def test_knobs_become_sliders_in_a_notebook_and_one_picture_where_it_is_stored(monkeypatch):
     drawn, sliders = [], {}
 
