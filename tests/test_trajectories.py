@@ -215,10 +215,8 @@ def test_a_batch_by_hand():
 def test_columns_refer_to_the_same_token(runs, merge_prefixes, pad):
     batch = stepwise_batch(runs, pad_token_id=pad, merge_prefixes=merge_prefixes)
     lengths = batch.attention_mask.sum(1).tolist()
-    rows = [
-        Segment(*(column[row][:n].tolist() for column in (batch.tokens, batch.mask, batch.log_probs)))
-        for row, n in enumerate(lengths)
-    ]
+    columns = batch.tokens, batch.mask, batch.log_probs
+    rows = [Segment(*(c[i, :n].tolist() for c in columns)) for i, n in enumerate(lengths)]
     assert trained(rows) == sum((made(t) for t in runs), Counter())
     assert torch.equal(batch.attention_mask, batch.attention_mask.sort(1, descending=True).values)  # right-padded
     assert not (batch.mask & (batch.attention_mask == 0)).any()
@@ -264,56 +262,50 @@ def test_batch_errors(options, message):
 # --- one idea: what is trained is the same, however it is laid out --------------------------------------------
 
 
-def causal_log_probs(parameters, batch):
-    """A differentiable policy whose next token depends on the whole prefix and on how long it is."""
-    embedded = parameters[:VOCABULARY][batch.tokens]
-    age = torch.arange(1, batch.tokens.shape[1] + 1, dtype=parameters.dtype)[:, None]
-    seen = torch.cumsum(embedded * age, dim=1) / (1 + age)
-    state = torch.nn.functional.pad(seen, (0, 0, 1, 0))[:, :-1]  # column t has seen the tokens before t
-    return token_log_probs(state.tanh() @ parameters[VOCABULARY:], batch.tokens)
+def causal_log_probs(embedding, head, tokens):
+    """A differentiable policy whose next token depends on the whole prefix, its order included."""
+    position = torch.arange(1, tokens.shape[1] + 1, dtype=embedding.dtype)[:, None]
+    seen = torch.cumsum(embedding[tokens] / position, dim=1)
+    before = torch.nn.functional.pad(seen, (0, 0, 1, 0))[:, :-1]
+    return token_log_probs(before.tanh() @ head, tokens)
 
 
 def gradient(runs, mode, merge_prefixes):
     generator = torch.Generator().manual_seed(0)
-    parameters = torch.randn(VOCABULARY + 4, 4, generator=generator, dtype=torch.float64)
-    head = torch.randn(4, VOCABULARY, generator=generator, dtype=torch.float64)
-    parameters = torch.cat([parameters[:VOCABULARY] @ head, torch.eye(VOCABULARY, dtype=torch.float64)])
-    parameters.requires_grad_()
+    shapes = (VOCABULARY, 4), (4, VOCABULARY)
+    parameters = [torch.randn(s, generator=generator, dtype=torch.float64, requires_grad=True) for s in shapes]
     batch = stepwise_batch(runs, pad_token_id=0, merge_prefixes=merge_prefixes)
-    old = batch.log_probs.double()
-    report = grpo_loss(
-        causal_log_probs(parameters, batch), old, batch.advantages, batch.mask, mode=mode, owners=batch.owners
-    )
-    (grad,) = torch.autograd.grad(report.loss, parameters)
-    return grad
+    new, old = causal_log_probs(*parameters, batch.tokens), batch.log_probs.double()
+    report = grpo_loss(new, old, batch.advantages, batch.mask, mode=mode, owners=batch.owners)
+    return torch.autograd.grad(report.loss, parameters)
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(st.lists(trajectories(), min_size=1, max_size=4), st.sampled_from(["token-mean", "trajectory-mean"]))
 def test_merging_prefixes_changes_no_gradient(runs, mode):
     torch.testing.assert_close(gradient(runs, mode, True), gradient(runs, mode, False))
 
 
-def test_one_call_trajectories_are_plain_grpo():
+@pytest.mark.parametrize("stepwise, single", [("token-mean", "token-mean"), ("trajectory-mean", "sequence-mean")])
+def test_one_call_trajectories_are_plain_grpo(stepwise, single):
     prompt, responses, rewards = [1, 4], [[2], [3, 3], [0, 1, 2], [2, 2]], [1.0, 0.0, 0.0, 1.0]
-    runs = [Trajectory([Call(prompt, y, [-0.5] * len(y))], r, "x") for y, r in zip(responses, rewards, strict=True)]
+    calls = [Call(prompt, y, [-0.5] * len(y)) for y in responses]
+    runs = [Trajectory([call], reward, "x") for call, reward in zip(calls, rewards, strict=True)]
     batch = stepwise_batch(runs, pad_token_id=0)
-    mask = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 0]])
     new = -torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
-    advantages = group_relative_advantages(rewards, ["x"] * 4)
-    plain = grpo_loss(new, torch.full((4, 3), -0.5), advantages, mask)
-    stepwise_new = torch.nn.functional.pad(new, (2, 0))
-    for mode in ("token-mean", "trajectory-mean"):
-        stepwise = grpo_loss(
-            stepwise_new, batch.log_probs, batch.advantages, batch.mask, mode=mode, owners=batch.owners
-        )
-        expected = (
-            plain
-            if mode == "token-mean"
-            else grpo_loss(new, torch.full((4, 3), -0.5), advantages, mask, mode="sequence-mean")
-        )
-        torch.testing.assert_close(stepwise.loss, expected.loss)
-        assert stepwise.metrics == pytest.approx(expected.metrics)
+    plain = grpo_loss(
+        new,
+        torch.full((4, 3), -0.5),
+        group_relative_advantages(rewards, ["x"] * 4),
+        torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 0]]),
+        mode=single,
+    )
+    behind_the_prompt = torch.nn.functional.pad(new, (2, 0))
+    report = grpo_loss(
+        behind_the_prompt, batch.log_probs, batch.advantages, batch.mask, mode=stepwise, owners=batch.owners
+    )
+    torch.testing.assert_close(report.loss, plain.loss)
+    assert report.metrics == pytest.approx(plain.metrics)
 
 
 def test_a_trajectory_has_one_vote_however_many_segments_it_has():
