@@ -5,12 +5,14 @@ which knows no terminal.
 """
 
 import argparse
+import builtins
 import json
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from course_lib.models import load_model, load_small_model
+from course_lib.processes import join, rank
 from course_lib.tasks import Arithmetic, Task, load_jsonl
 from course_lib.training import PRESETS, Evaluation, GRPOConfig, GRPOTrainer
 
@@ -60,6 +62,8 @@ def finetune(options: argparse.Namespace) -> int:
         if (value := getattr(options, field.name, None)) is not None
     }
     config = replace(PRESETS[options.preset], **given, output_dir=options.output)
+    join()
+    print = builtins.print if rank() == 0 else lambda *_: None
     if options.resume and options.output is None:
         raise ValueError("--output: expected the folder of the run to resume, got none")
     model, tokenizer = _model(options)
@@ -113,7 +117,7 @@ def _task(options: argparse.Namespace, seed: int) -> Task:
 
 def _store(trainer: GRPOTrainer, name: str, result: Evaluation) -> None:
     """Keeps an evaluation beside the run's metrics, so that a resumed run need not repeat the first."""
-    if trainer.output is not None:
+    if trainer.output is not None and rank() == 0:
         trainer.output.mkdir(parents=True, exist_ok=True)
         (trainer.output / f"evaluation_{name}.json").write_text(json.dumps(asdict(result)))
 

@@ -33,14 +33,14 @@ def sample_trajectories(
     *,
     temperature: float = 1.0,
     max_new_tokens: int = 64,
-    seed: int = 0,
+    seed: int | Sequence[int] = 0,
     group_ids: Sequence[Hashable] | None = None,
 ) -> list[Trajectory]:
     """Plays `episodes` to their end, all open ones together, and returns what the model saw and produced.
 
     Token k of a call is drawn by inverting the cumulative distribution of softmax(logits / T) at a uniform number
-    that depends only on (seed, place of the episode, number of the call, k). A trajectory therefore does not depend on
-    which other episodes share its batch, up to the rounding of the matrix products.
+    that depends only on (the episode's seed, number of the call, k). A trajectory therefore does not depend on which
+    other episodes share its batch, up to the rounding of the matrix products.
 
     Args:
         model: a transformers causal language model.
@@ -49,7 +49,7 @@ def sample_trajectories(
         temperature: T > 0, or 0 for the most probable token each time (recorded with log-probability 0, which is
             what a greedy policy gives it).
         max_new_tokens: longest reply of one call, in tokens.
-        seed: of all draws.
+        seed: of all draws: one number, from which each episode's is made by its place, or B numbers.
         group_ids: B group ids for the trajectories; the episode's index where None.
 
     Returns:
@@ -70,12 +70,15 @@ def sample_trajectories(
     if len(open_) < len(episodes):
         raise ValueError("episodes: expected fresh ones, got one that is already done")
     end_ids = eos_token_ids(model, tokenizer)
+    seeds = [[seed, place] for place in range(len(episodes))] if isinstance(seed, int) else [[s] for s in seed]
+    if len(seeds) != len(episodes):
+        raise ValueError(f"seed: expected one number, or one for each of {len(episodes)} episodes, got {len(seeds)}")
     while open_:
         contexts = [episodes[index].context() for index in open_]
         outputs = sample_replies(
             model,
             contexts,
-            uniforms=np.stack([_uniforms(seed, index, len(calls[index]), max_new_tokens) for index in open_]),
+            uniforms=np.stack([_uniforms([*seeds[i], len(calls[i])], max_new_tokens) for i in open_]),
             temperature=temperature,
             stop_ids=[stop_token_ids(tokenizer, episodes[index].stop) | set(end_ids) for index in open_],
         )
@@ -90,8 +93,8 @@ def sample_trajectories(
     ]
 
 
-def _uniforms(seed: int, episode: int, call: int, count: int) -> np.ndarray:
-    return np.random.default_rng([seed, episode, call]).random(count)
+def _uniforms(seed: list[int], count: int) -> np.ndarray:
+    return np.random.default_rng(seed).random(count)
 
 
 @lru_cache(maxsize=64)
@@ -122,9 +125,10 @@ def draw(logits: torch.Tensor, uniforms: torch.Tensor, temperature: float) -> tu
         >>> tokens.tolist(), [round(p, 4) for p in log_probs.exp().tolist()]
         ([0, 1, 2], [0.5, 0.25, 0.25])
     """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if temperature == 0:
-        return logits.argmax(-1), logits.new_zeros(len(logits), dtype=torch.float32)
-    log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
+        return logits.argmax(-1), logits.new_zeros(len(logits))
+    log_probs = torch.log_softmax(logits / temperature, dim=-1)
     # Float32 sums of 50,000 probabilities drift by 1e-5 and would favour the last tokens.
     cumulative = log_probs.double().exp_().cumsum(-1)
     points = uniforms.to(cumulative)[:, None] * cumulative[:, -1:]
@@ -268,11 +272,11 @@ def sample_replies(
     index = torch.arange(len(contexts), device=device)  # which context each row of the batch belongs to
     open_ = torch.ones_like(index, dtype=torch.bool)
     tokens = torch.zeros(len(contexts), room, dtype=torch.long, device=device)
-    log_probs = torch.zeros(len(contexts), room, device=device)
+    log_probs = torch.zeros(len(contexts), room, dtype=torch.float64, device=device)
     lengths = torch.zeros_like(index)
     for k in range(room):
         drawn, drawn_log_probs = draw(logits, chances[index, k], temperature)
-        tokens[index, k], log_probs[index, k] = drawn, drawn_log_probs
+        tokens[index, k], log_probs[index, k] = drawn, drawn_log_probs.double()
         lengths[index[open_]] = k + 1
         open_ &= ~endings[index, drawn]
         left = int(open_.sum())

@@ -29,10 +29,11 @@ from course_lib.checkpoints import CheckpointError, newest_good_checkpoint, save
 from course_lib.logprobs import ScoredTokens, score_tokens
 from course_lib.losses import grpo_loss, token_weights
 from course_lib.models import autocast_dtype
+from course_lib.processes import rank, share, size, sum_gradients, wait
 from course_lib.sampling import sample_trajectories
-from course_lib.tasks import Task
+from course_lib.tasks import Problem, Task
 from course_lib.trajectories import SegmentBatch, Trajectory, stepwise_batch, trajectory_advantages
-from course_lib.tree import split_rows
+from course_lib.tree import split_rows, tree_size
 
 Metrics = dict[str, float]
 
@@ -226,6 +227,7 @@ class GRPOTrainer:
         )
         self.step = 0
         self.problems_drawn = 0
+        self._step_began_with: int | None = None
         self.history: list[Metrics] = []
         self.output = None if config.output_dir is None else Path(config.output_dir)
 
@@ -240,9 +242,14 @@ class GRPOTrainer:
         Args:
             on_step: called with each step's metrics, for example a live figure.
         """
-        if self.output is not None:
+        if self.output is not None and rank() == 0:
             self._claim_output()
-        with _stop_signal() as stop, tqdm(total=self.config.steps, initial=self.step, disable=None) as bar:
+        quiet = None if rank() == 0 else True
+        with (
+            _stop_signal() as stop,
+            self._lost_process(),
+            tqdm(total=self.config.steps, initial=self.step, disable=quiet) as bar,
+        ):
             for metrics in self.steps():
                 bar.update()
                 bar.set_postfix(reward=f"{metrics['reward']:.2f}")
@@ -258,7 +265,7 @@ class GRPOTrainer:
     def steps(self) -> Iterator[Metrics]:
         """The run as a generator: one item a step, for a loop of your own."""
         while self.step < self.config.steps:
-            started = time.perf_counter()
+            started, self._step_began_with = time.perf_counter(), self.problems_drawn
             metrics = {"step": self.step + 1, **self.sample_and_update()}
             self.step += 1
             if self.config.eval_every and self.step % self.config.eval_every == 0:
@@ -281,15 +288,15 @@ class GRPOTrainer:
     def sample_batch(self) -> tuple[list[Trajectory], Metrics]:
         """Groups that carry signal, and what was met on the way to them.
 
-        A group whose rewards are all equal is dead: its advantages are 0. Up to `max_resamples` rounds of fresh problems
-        take the place of dead groups.
+        A group whose rewards are all equal is dead: its advantages are 0. Up to `max_resamples` rounds of fresh
+        problems take the place of dead groups.
         """
         config, kept, seen = self.config, [], []
-        for attempt in range(config.max_resamples + 1):
+        for _ in range(config.max_resamples + 1):
             wanted = config.prompts_per_step - len(kept) // config.group_size
             if wanted == 0:
                 break
-            fresh = self.sample_groups(wanted, seed=self._seed(attempt))
+            fresh = self.sample_groups(wanted)
             useful = informative_groups([t.reward for t in fresh], [t.group_id for t in fresh]).tolist()
             kept += [trajectory for trajectory, keep in zip(fresh, useful, strict=True) if keep]
             seen += fresh
@@ -302,20 +309,31 @@ class GRPOTrainer:
             "calls": len(replies) / len(seen),
         }
 
-    def sample_groups(self, count: int, *, seed: int) -> list[Trajectory]:
-        """G trajectories for each of the next `count` problems of the task's stream."""
-        indices = range(self.problems_drawn, self.problems_drawn + count)
+    def sample_groups(self, count: int) -> list[Trajectory]:
+        """G trajectories for each of the next `count` problems of the task's stream, shared among the processes."""
+        config, first = self.config, self.problems_drawn
         self.problems_drawn += count
-        ids = [index for index in indices for _ in range(self.config.group_size)]
-        problems = {index: self.task.training_problem(index) for index in indices}
+        places = [(index, member) for index in range(first, first + count) for member in range(config.group_size)]
+
+        def play(mine: Sequence[tuple[int, int]]) -> list[Trajectory]:
+            problems = {index: self.task.training_problem(index) for index, _ in mine}
+            # A trajectory's draws depend on the run's seed and its own place, so not on who samples it.
+            seeds = [int(np.random.SeedSequence([config.seed, *place]).generate_state(1)[0]) for place in mine]
+            return self._play([problems[i] for i, _ in mine], config.temperature, seeds, [i for i, _ in mine])
+
+        return share(places, play)
+
+    def _play(
+        self, problems: Sequence[Problem], temperature: float, seeds: Sequence[int], ids: Sequence[int]
+    ) -> list[Trajectory]:
         with self._precision():
             return sample_trajectories(
                 self.model,
                 self.tokenizer,
-                [self.task.open(problems[index], self.tokenizer) for index in ids],
-                temperature=self.config.temperature,
+                [self.task.open(problem, self.tokenizer) for problem in problems],
+                temperature=temperature,
                 max_new_tokens=self.config.max_new_tokens,
-                seed=seed,
+                seed=seeds,
                 group_ids=ids,
             )
 
@@ -325,21 +343,22 @@ class GRPOTrainer:
         """`updates_per_batch` optimizer steps on one batch.
 
         Token weights are computed over the whole batch, before it is cut into rows, so that the cut cannot change the
-        gradient. Segments with advantage 0 keep their share of the denominators and are left out of the passes where
-        β = 0, since they add nothing to the gradient.
+        gradient; nor can the number of processes, which share the rows. Segments with advantage 0 keep their share of
+        the denominators and are left out of the passes where β = 0, since they add nothing to the gradient.
         """
         config = self.config
         advantages = trajectory_advantages(trajectories, baseline=config.baseline, scale=config.scale)
         batch = stepwise_batch(trajectories, pad_token_id=0, advantages=advantages).to(self.model.device)
         weights = token_weights(batch.mask, config.mode, max_length=config.max_new_tokens, owners=batch.owners)
-        rows = self._rows(batch)
+        all_rows = self._rows(batch)
+        rows = all_rows[rank() :: size()]
         old: list[torch.Tensor | None] = [None] * len(rows)
         reference: list[torch.Tensor | None] = [None] * len(rows)
         if config.beta != 0:
             with torch.no_grad():
                 reference = [self._score(self.reference_model, batch, row).log_probs for row in rows]
         for _ in range(config.updates_per_batch):
-            reports = []
+            reports: list[Metrics] = []
             for number, row in enumerate(rows):
                 scored = self._score(self.model, batch, row)
                 if old[number] is None:  # the first pass is made by the policy that sampled
@@ -365,14 +384,16 @@ class GRPOTrainer:
                 entropy = float(scored.entropy.sum() / batch.mask[row].sum())
                 reports.append({**report.metrics, "loss": report.loss.item(), "entropy": entropy})
             norm = self._optimizer_step()
-        return {**_merge(reports), "gradient_norm": norm, "segments": len(batch.tokens)}
+        merged = _merge(share(all_rows, lambda _: reports))
+        return {**merged, "gradient_norm": norm, "segments": len(batch.tokens)}
 
     def _rows(self, batch: SegmentBatch) -> list[list[int]]:
         """Indices of the segments that are scored together."""
         lengths = batch.attention_mask.sum(1).tolist()
         used = [i for i, advantage in enumerate(batch.advantages.tolist()) if advantage != 0 or self.config.beta != 0]
         sequences = [batch.tokens[i, : lengths[i]].tolist() for i in used]
-        return [[used[i] for i in row] for row in split_rows(sequences, self.config.tokens_per_row)]
+        budget = min(self.config.tokens_per_row, math.ceil(tree_size(sequences) / size()))
+        return [[used[i] for i in row] for row in split_rows(sequences, budget)]
 
     def _score(self, model: Any, batch: SegmentBatch, row: list[int]) -> ScoredTokens:
         with self._precision():
@@ -385,6 +406,7 @@ class GRPOTrainer:
             )
 
     def _optimizer_step(self) -> float:
+        sum_gradients(self.parameters.values())
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.max_grad_norm))
         if not math.isfinite(norm):
             raise FloatingPointError(
@@ -393,6 +415,7 @@ class GRPOTrainer:
             )
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate()
+        self._step_began_with = None
         self.optimizer.step()
         self.optimizer.zero_grad()
         return norm
@@ -410,14 +433,7 @@ class GRPOTrainer:
         """Plays the held-out problems greedily; a problem counts as solved where its reward is at least 1."""
         if not self.held_out:
             raise ValueError("held_out_problems: expected at least one problem to evaluate on, got none")
-        with self._precision():
-            trajectories = sample_trajectories(
-                self.model,
-                self.tokenizer,
-                [self.task.open(problem, self.tokenizer) for problem in self.held_out],
-                temperature=0.0,
-                max_new_tokens=self.config.max_new_tokens,
-            )
+        trajectories = share(self.held_out, lambda mine: self._play(mine, 0.0, [0] * len(mine), [0] * len(mine)))
         replies = [
             (problem.prompt, self.tokenizer.decode(played.calls[-1].output, skip_special_tokens=True), played.reward)
             for problem, played in zip(self.held_out, trajectories, strict=True)
@@ -431,10 +447,11 @@ class GRPOTrainer:
         if self.output is None:
             raise ValueError("output_dir: expected a folder to save to, got None")
         weights = sum(p.numel() * p.element_size() for p in self.parameters.values())
-        size = 3 * weights + 2**24  # weights and AdamW's two moments
-        return save_checkpoint(
-            self.output / "checkpoints", self.step, self._write, keep=self.config.keep_checkpoints, size=size
-        )
+        root = self.output / "checkpoints"
+        if rank() == 0:  # weights and AdamW's two moments
+            save_checkpoint(root, self.step, self._write, keep=self.config.keep_checkpoints, size=3 * weights + 2**24)
+        wait()
+        return root / f"step-{self.step:06d}"
 
     def _write(self, folder: Path) -> None:
         self.model.save_pretrained(folder)
@@ -483,7 +500,7 @@ class GRPOTrainer:
         np.random.set_state(tuple(state["numpy_random"]))
         self.step, self.problems_drawn, self.history = state["step"], state["problems_drawn"], state["history"]
         for name in ("metrics", "times"):
-            if (path := self.output / f"{name}.jsonl").exists():
+            if (path := self.output / f"{name}.jsonl").exists() and rank() == 0:
                 os.truncate(path, state[f"{name}_bytes"])
         return self.step
 
@@ -522,8 +539,23 @@ class GRPOTrainer:
         self.output.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(self.config), indent=1))
 
+    @contextmanager
+    def _lost_process(self) -> Iterator[None]:
+        """Ends the run with a message when another process of it has died, and keeps what was learned if it can."""
+        try:
+            yield
+        except RuntimeError as error:
+            if size() == 1:
+                raise
+            kept = "resume from the newest checkpoint"
+            if self.output is not None and rank() == 0 and self._step_began_with is not None:
+                self.problems_drawn = self._step_began_with  # the unfinished step will be made again, from its start
+                save_checkpoint(self.output / "checkpoints", self.step, self._write, keep=self.config.keep_checkpoints)
+                kept = f"the checkpoint of step {self.step} was written; resume from it"
+            raise RuntimeError(f"another process of this run ended in step {self.step + 1}; {kept}") from error
+
     def _append(self, name: str, row: Metrics) -> None:
-        if self.output is not None:
+        if self.output is not None and rank() == 0:
             self.output.mkdir(parents=True, exist_ok=True)
             with (self.output / name).open("a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -531,9 +563,6 @@ class GRPOTrainer:
     def _file_size(self, name: str) -> int:
         path = self.output / name
         return path.stat().st_size if path.exists() else 0
-
-    def _seed(self, attempt: int) -> int:
-        return int(np.random.SeedSequence([self.config.seed, self.step, attempt]).generate_state(1)[0])
 
     @contextmanager
     def _precision(self) -> Iterator[None]:
@@ -570,11 +599,11 @@ def _enable_gradient_checkpointing(model: Any) -> None:
 
 @contextmanager
 def _stop_signal() -> Iterator[threading.Event]:
-    """Turns the first Ctrl-C into an event and lets the second one through."""
+    """Turns the first Ctrl-C, or a launcher's SIGTERM, into an event; a second Ctrl-C is let through."""
     stop = threading.Event()
 
-    def ask(*_: Any) -> None:
-        if stop.is_set():
+    def ask(number: int, _: Any) -> None:
+        if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop.set()
         _say("stopping after this step; press again to stop at once")
@@ -582,11 +611,12 @@ def _stop_signal() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    previous = signal.signal(signal.SIGINT, ask)
+    previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _say(message: str) -> None:

@@ -1,8 +1,12 @@
 """Small worlds for tests of sampling and training: a word-level tokenizer, a one-call task and an agent."""
 
+from functools import partial
+
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from course_lib.models import tiny_model
 from course_lib.tasks import Problem, SingleTurnTask
 
 WORDS = ["<unk>", "<eos>", *"abcdefghij", *map(str, range(10)), ".", "?"]
@@ -15,6 +19,16 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<eos>", pad_token="<eos>"
     )
+
+
+def float64_model(architecture, **options):
+    """A tiny model that is float64 throughout: transformers' RMS norms round to float32 on the way."""
+    model = tiny_model(architecture, dtype=torch.float64, **options)
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            shape, weight, eps = module.weight.shape, module.weight, module.variance_epsilon
+            module.forward = partial(torch.nn.functional.rms_norm, normalized_shape=shape, weight=weight, eps=eps)
+    return model
 
 
 def early(text: str, answer: str) -> float:

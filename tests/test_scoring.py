@@ -1,12 +1,12 @@
 """Scoring a batch as a token tree gives the plain padded forward's log-probabilities and gradient."""
 
 import warnings
-from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_worlds import float64_model
 
 import course_lib.logprobs as logprobs
 from course_lib.logprobs import response_log_probs, score_tokens, supports_tree
@@ -14,16 +14,6 @@ from course_lib.models import tiny_model
 from course_lib.trajectories import Call, Trajectory, stepwise_batch
 
 ARCHITECTURES = ("llama", "qwen2", "gpt2")
-
-
-def float64_model(architecture):
-    """A tiny model that is float64 throughout: transformers' RMS norms round to float32 on the way."""
-    model = tiny_model(architecture, dtype=torch.float64)
-    for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
-            shape, weight, eps = module.weight.shape, module.weight, module.variance_epsilon
-            module.forward = partial(torch.nn.functional.rms_norm, normalized_shape=shape, weight=weight, eps=eps)
-    return model
 
 
 MODELS = {name: float64_model(name) for name in ARCHITECTURES}
