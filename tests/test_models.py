@@ -19,6 +19,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from course_lib import models
+from course_lib.__main__ import main
 from course_lib.logprobs import token_log_probs
 from course_lib.models import (
     ModelError,
@@ -438,3 +439,20 @@ def test_weights_are_never_unpickled(monkeypatch, folder):
     load_model(folder, device="cpu")
     assert asked["use_safetensors"] is True
     assert not asked.get("trust_remote_code")
+
+
+# -- the command
+
+
+def test_command_makes_the_small_model_ready(package, capsys):
+    assert main(["model"]) == 0
+    converted = models._converted_folder(models.SMALL_MODEL_FILE, models.SMALL_MODEL_SHA256)
+    assert capsys.readouterr().out == f"The small model is ready: {converted}\n"
+
+
+def test_command_says_in_one_line_what_is_wrong(monkeypatch, capsys):
+    monkeypatch.setenv("COURSE_MODEL", "./not/there")
+    assert main(["model"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err == "course_lib model: model: there is no file or folder './not/there'\n"
+    assert captured.out == ""
