@@ -9,6 +9,7 @@ def reinforce(samples):                                # you write the estimator
 moments(policy, reinforce, group_size=4)               # … and see its bias and variance, exactly
 """
 
+from course_lib.toy.agents import ToyAgent, append_only, keep_last, research_agent
 from course_lib.toy.estimators import (
     Estimator,
     Loss,
@@ -18,8 +19,8 @@ from course_lib.toy.estimators import (
     optimal_baseline,
     several_steps,
 )
-from course_lib.toy.policy import EnumerablePolicy, Outcome, Samples, ToyPolicy, deep_research, easy_and_hard
-from course_lib.toy.training import Run, train
+from course_lib.toy.policy import EnumerablePolicy, Outcome, Samples, ToyPolicy, Written, deep_research, easy_and_hard
+from course_lib.toy.training import Run, ascend, train
 
 __all__ = [
     "EnumerablePolicy",
@@ -29,12 +30,18 @@ __all__ = [
     "Outcome",
     "Run",
     "Samples",
+    "ToyAgent",
     "ToyPolicy",
+    "Written",
+    "append_only",
+    "ascend",
     "deep_research",
     "easy_and_hard",
     "from_loss",
+    "keep_last",
     "moments",
     "optimal_baseline",
+    "research_agent",
     "several_steps",
     "train",
 ]

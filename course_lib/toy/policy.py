@@ -8,8 +8,25 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from course_lib.trajectories import Call, Trajectory
+
 Tokens = tuple[str, ...]
 Seed = int | torch.Generator
+
+
+class Written(str):
+    """The text of a token that the policy wrote; equal to the same text from elsewhere, but it can be told apart.
+
+    Attributes:
+        position: which of the trajectory's sampled tokens it is, counted from 0.
+    """
+
+    position: int
+
+    def __new__(cls, text: str, position: int) -> "Written":
+        token = super().__new__(cls, text)
+        token.position = position
+        return token
 
 
 @dataclass(frozen=True)
@@ -18,7 +35,8 @@ class Outcome:
 
     Args:
         prompt: index of the prompt.
-        calls: (context, output) of each model call, as token texts. A single-turn response is one call.
+        calls: (context c_j, output y_j) of each model call, as token texts; those the policy wrote are `Written`.
+            A single-turn response is one call.
         chance: probability of all that the policy does not decide: the prompt and the environment's answers.
     """
 
@@ -35,9 +53,12 @@ class EnumerablePolicy:
 
     Attributes:
         theta: parameters, (P,) with P = rows · V; a leaf that requires a gradient.
-        tokens, rows, mask: (N, T) sampled token id, table row it was drawn from, 1 where there is one.
+        tokens, rows, mask: (N, T) sampled token id, table row it was drawn from, and 1 where there is one.
+        call_ids: (N, T) which call the token belongs to, counted from 0.
+        call_counts: (N,) number of calls.
         prompt_ids, rewards, chance: (N,) for each of the N outcomes.
         row_keys: the context key of each row, in order.
+        token_ids: text to id: the vocabulary first, then what only prompts and the environment say.
     """
 
     def __init__(
@@ -57,11 +78,14 @@ class EnumerablePolicy:
         self.prompt_probabilities = prompt_probabilities
         self._key = key
         self._row_of: dict[Hashable, int] = {}
-        column = {text: i for i, text in enumerate(self.vocabulary)}
+        self.token_ids = {text: i for i, text in enumerate(self.vocabulary)}
+        for text in (text for o in self.outcomes for context, _ in o.calls for text in context):
+            self.token_ids.setdefault(text, len(self.token_ids))
+        self._texts = tuple(self.token_ids)
         sampled = [
             [
-                (self._row(context + output[:k]), column[token])
-                for context, output in o.calls
+                (self._row((*context, *output[:k])), self.token_ids[token], j)
+                for j, (context, output) in enumerate(o.calls)
                 for k, token in enumerate(output)
             ]
             for o in self.outcomes
@@ -69,11 +93,10 @@ class EnumerablePolicy:
         for context in extra_contexts:
             self._row(context)
         width = max(map(len, sampled))
-        self.mask = torch.tensor(
-            [[float(t < len(s)) for t in range(width)] for s in sampled], dtype=torch.float64
-        )
-        padded = torch.tensor([s + [(0, 0)] * (width - len(s)) for s in sampled])
-        self.rows, self.tokens = padded[..., 0].clone(), padded[..., 1].clone()
+        self.mask = torch.tensor([[float(t < len(s)) for t in range(width)] for s in sampled], dtype=torch.float64)
+        padded = torch.tensor([s + [(0, 0, 0)] * (width - len(s)) for s in sampled])
+        self.rows, self.tokens, self.call_ids = (column.contiguous() for column in padded.unbind(dim=-1))
+        self.call_counts = torch.tensor([len(o.calls) for o in self.outcomes])
         self.prompt_ids = torch.tensor([o.prompt for o in self.outcomes])
         self.chance = torch.tensor([o.chance for o in self.outcomes], dtype=torch.float64)
         self.rewards = self._checked_rewards(rewards)
@@ -145,6 +168,36 @@ class EnumerablePolicy:
         """
         index = slice(None) if samples is None else samples.indices
         return self._log_table(theta)[self.rows[index], self.tokens[index]] * self.mask[index]
+
+    def sequence_log_probs(self, tokens: Tensor, mask: Tensor, theta: Tensor | None = None) -> Tensor:
+        """log π_θ(token | the tokens before it in its row) where the mask is 1, 0 elsewhere; differentiable in θ.
+
+        This is what a language model computes of a padded batch, read off the table.
+
+        Args:
+            tokens: (B, T) ids as in `token_ids`.
+            mask: (B, T) tokens to score. Their contexts must have a row in the table.
+            theta: (P,) parameters; None for the policy's own.
+
+        Raises:
+            ValueError: a scored token is not in the vocabulary, or its context has no row.
+        """
+        rows, columns = mask.bool().nonzero(as_tuple=True)
+        texts = [[self._texts[token] for token in row] for row in tokens.tolist()]
+        contexts = [tuple(texts[b][:t]) for b, t in zip(rows.tolist(), columns.tolist(), strict=True)]
+        scored = tokens[rows, columns]
+        for context, token in zip(contexts, scored.tolist(), strict=True):
+            if token >= len(self.vocabulary):
+                raise ValueError(f"mask: {self._texts[token]!r} after {context} is not in the policy's vocabulary")
+            if self._key(context) not in self._row_of:
+                raise ValueError(f"tokens: expected contexts that occur, got {context}, which has no row in the table")
+        table_rows = torch.tensor([self._row_of[self._key(context)] for context in contexts], dtype=torch.long)
+        values = self._log_table(theta)[table_rows, scored]
+        return torch.zeros(tokens.shape, dtype=torch.float64).index_put((rows, columns), values)
+
+    def descent(self, loss: Tensor) -> Tensor:
+        """−∇_θ loss, (P,): the step that a loss built from this policy's log-probabilities asks for."""
+        return -torch.autograd.grad(loss, self.theta)[0]
 
     def probabilities(self, theta: Tensor | None = None) -> Tensor:
         """Probability of each outcome, D(x) · π_θ(y | x) (· the environment's answers): (N,), sums to 1."""
@@ -256,10 +309,13 @@ class ToyPolicy(EnumerablePolicy):
         chance = prompt_distribution(prompts, prompt_probabilities)
         pairs = [(i, y) for i in range(len(prompts)) for y in responses]
         values = [float(reward(prompts[i], y)) for i, y in pairs] if callable(reward) else reward
-        outcomes = [Outcome(i, (((prompts[i],), y),), chance[i].item()) for i, y in pairs]
-        super().__init__(
-            vocabulary, prompts, chance, outcomes, values, key or (lambda c: c), seed=seed, spread=spread
-        )
+        outcomes = [Outcome(i, (((prompts[i],), written(y)),), chance[i].item()) for i, y in pairs]
+        super().__init__(vocabulary, prompts, chance, outcomes, values, key or (lambda c: c), seed=seed, spread=spread)
+
+
+def written(response: Tokens, start: int = 0) -> Tokens:
+    """The response with its tokens marked as the policy's, counted from `start`."""
+    return tuple(Written(text, start + k) for k, text in enumerate(response))
 
 
 def complete_responses(vocabulary: Sequence[str], max_tokens: int, end: str | None) -> list[Tokens]:
@@ -343,6 +399,38 @@ class Snapshot:
         self.log_probs = self.policy.log_probs().detach()
 
     @cached_property
+    def calls(self) -> list[list[Call]]:
+        """The calls of each outcome as token ids, with the log-probabilities they were drawn with."""
+        ids = self.policy.token_ids
+        found = []
+        for outcome, log_probs in zip(self.policy.outcomes, self.log_probs.tolist(), strict=True):
+            drawn = iter(log_probs)
+            found.append(
+                [
+                    Call([ids[t] for t in context], [ids[t] for t in output], [next(drawn) for _ in output])
+                    for context, output in outcome.calls
+                ]
+            )
+        return found
+
+    @cached_property
+    def final_transcripts(self) -> list[list[Call]]:
+        """What is left of each outcome's calls in the last call's context and output."""
+        ids = self.policy.token_ids
+        found = []
+        for outcome, log_probs in zip(self.policy.outcomes, self.log_probs.tolist(), strict=True):
+            context, output = outcome.calls[-1]
+            transcript = [*context, *output]
+            found.append(
+                [
+                    Call([ids[t] for t in transcript[:k]], [ids[token]], [log_probs[token.position]])
+                    for k, token in enumerate(transcript)
+                    if isinstance(token, Written)
+                ]
+            )
+        return found
+
+    @cached_property
     def token_scores(self) -> Tensor:
         return self.policy.token_scores()
 
@@ -360,7 +448,7 @@ class Samples:
         indices: (n,) which outcome each sample is.
         group_ids: (n,) samples of one group answer the same prompt.
         rewards: (n,) R(x, y_i).
-        mask: (n, T) 1 on response tokens.
+        mask: (n, T) 1 on response tokens; the tokens of an agent's calls stand in one row, `call_ids` tells which.
         tokens: (n, T) token ids.
         old_log_probs: (n, T) log π_old of each token, 0 under the mask.
         scores: (n, P) ∇ log π(y_i | x).
@@ -371,24 +459,37 @@ class Samples:
     indices: Tensor
     group_ids: Tensor
 
+    @property
+    def policy(self) -> EnumerablePolicy:
+        """π_old: the policy as it was when these were drawn."""
+        return self.snapshot.policy
+
     def __len__(self) -> int:
         return self.indices.shape[0]
 
     @property
     def rewards(self) -> Tensor:
-        return self.snapshot.policy.rewards[self.indices]
+        return self.policy.rewards[self.indices]
 
     @property
     def prompt_ids(self) -> Tensor:
-        return self.snapshot.policy.prompt_ids[self.indices]
+        return self.policy.prompt_ids[self.indices]
 
     @property
     def tokens(self) -> Tensor:
-        return self.snapshot.policy.tokens[self.indices]
+        return self.policy.tokens[self.indices]
 
     @property
     def mask(self) -> Tensor:
-        return self.snapshot.policy.mask[self.indices]
+        return self.policy.mask[self.indices]
+
+    @property
+    def call_ids(self) -> Tensor:
+        return self.policy.call_ids[self.indices]
+
+    @property
+    def call_counts(self) -> Tensor:
+        return self.policy.call_counts[self.indices]
 
     @property
     def old_log_probs(self) -> Tensor:
@@ -404,7 +505,7 @@ class Samples:
 
     @property
     def texts(self) -> list[str]:
-        return [self.snapshot.policy.texts[i] for i in self.indices.tolist()]
+        return [self.policy.texts[i] for i in self.indices.tolist()]
 
     def policy_gradient(self, advantages: Tensor) -> Tensor:
         """(1/n) Σ_i A_i ∇log π(y_i | x): the policy-gradient estimate with these weights.
@@ -418,3 +519,21 @@ class Samples:
         if advantages.ndim == 2:
             return torch.einsum("nt,ntp->p", advantages, self.token_scores) / len(self)
         return torch.einsum("n,np->p", advantages, self.scores) / len(self)
+
+    def trajectories(self) -> list[Trajectory]:
+        """The samples as the library's trajectories: token ids as seen and sampled, call by call."""
+        return self._as_trajectories(self.snapshot.calls)
+
+    def final_transcripts(self) -> list[Trajectory]:
+        """The samples as they look to one who kept only each one's final transcript: the last context and output.
+
+        Tokens the policy wrote are marked as such wherever they still stand, with the log-probability they were drawn
+        with. For an append-only agent this is all there was, and training on it is exact. If the context was edited,
+        tokens are missing and others stand behind something else than what the policy saw.
+        """
+        return self._as_trajectories(self.snapshot.final_transcripts)
+
+    def _as_trajectories(self, calls: list[list[Call]]) -> list[Trajectory]:
+        groups, rewards = self.group_ids.tolist(), self.rewards.tolist()
+        chosen = self.indices.tolist()
+        return [Trajectory(calls[i], r, g) for i, r, g in zip(chosen, rewards, groups, strict=True)]

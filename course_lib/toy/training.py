@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from course_lib.toy.estimators import Loss, loss_value
-from course_lib.toy.policy import EnumerablePolicy
+from course_lib.toy.estimators import Estimator, Loss, loss_value
+from course_lib.toy.policy import EnumerablePolicy, Samples
+
+OnStep = Callable[[int, dict[str, float]], None]
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,14 @@ def train(
     updates_per_batch: int = 1,
     optimizer: type[torch.optim.Optimizer] = torch.optim.SGD,
     seed: int = 0,
-    on_step: Callable[[int, dict[str, float]], None] | None = None,
+    on_step: OnStep | None = None,
 ) -> Run:
     """Sample a batch, step down the loss, repeat; record exact quantities after every batch.
 
     Args:
-        loss: `loss(log_probs, samples)`, log_probs (n, T) at the current θ; returns a scalar or a report with
-            `.loss`.
+        loss: `loss(log_probs, samples)`, log_probs (n, T) at the current θ; returns a scalar or a report with `.loss`.
         steps: batches.
-        groups, group_size: prompts a batch and responses to each; samples carry `group_ids`.
+        groups: prompts a batch, each with `group_size` responses; `samples.group_ids` tells them apart.
         updates_per_batch: optimiser steps on each batch; beyond one the ratio leaves 1.
         on_step: called as `on_step(step, values)` at the start and after every batch, for a live picture.
 
@@ -61,31 +62,81 @@ def train(
         >>> bool(run.objective[-1] > 0.9 > run.objective[0])
         True
     """
-    start, policy = policy, policy.with_theta(policy.theta)
-    stepper = optimizer([policy.theta], lr=learning_rate)
+    learner = policy.with_theta(policy.theta)
+    stepper = optimizer([learner.theta], lr=learning_rate)
+
+    def update(samples: Samples) -> dict[str, float]:
+        first: dict[str, float] = {}
+        for _ in range(updates_per_batch):
+            result = loss(learner.log_probs(samples), samples)
+            value = loss_value(result)
+            first = first or {"loss": value.item(), **getattr(result, "metrics", {})}
+            stepper.zero_grad()
+            value.backward()
+            stepper.step()
+        return first
+
+    return _run(policy, learner, update, steps, groups, group_size, seed, on_step)
+
+
+def ascend(
+    policy: EnumerablePolicy,
+    estimator: Estimator,
+    *,
+    steps: int,
+    groups: int = 1,
+    group_size: int = 8,
+    learning_rate: float = 0.5,
+    seed: int = 0,
+    on_step: OnStep | None = None,
+) -> Run:
+    """`train` with a gradient estimate in place of a loss: θ ← θ + learning_rate · estimator(samples).
+
+    Args:
+        estimator: `estimator(samples) -> (P,)`, as for `moments`; here it is given the whole batch.
+        steps, groups, group_size, seed, on_step: as for `train`.
+
+    Example:
+        >>> from course_lib.toy import ToyPolicy
+        >>> policy = ToyPolicy(("a", "b"), 2, lambda prompt, response: float(response == ("a", "b")))
+        >>> run = ascend(policy, lambda samples: samples.policy_gradient(samples.rewards), steps=100, seed=1)
+        >>> bool(run.objective[-1] > 0.9 > run.objective[0])
+        True
+    """
+    learner = policy.with_theta(policy.theta)
+
+    def update(samples: Samples) -> dict[str, float]:
+        step = estimator(samples)
+        with torch.no_grad():
+            learner.theta += learning_rate * step
+        return {}
+
+    return _run(policy, learner, update, steps, groups, group_size, seed, on_step)
+
+
+def _run(
+    start: EnumerablePolicy,
+    learner: EnumerablePolicy,
+    update: Callable[[Samples], dict[str, float]],
+    steps: int,
+    groups: int,
+    group_size: int,
+    seed: int,
+    on_step: OnStep | None,
+) -> Run:
+    """Sample from `learner`, let `update` change it in place, record; `steps` times."""
     generator = torch.Generator().manual_seed(seed)
     curves: dict[str, list[float]] = {}
-
-    def record(step: int, extra: dict[str, float]) -> None:
-        values = exact_state(policy, start) | extra
+    extra: dict[str, float] = {}
+    for step in range(steps + 1):
+        if step > 0:
+            extra = update(learner.sample(groups, group_size, seed=generator))
+        values = exact_state(learner, start) | extra
         for name, value in values.items():
             curves.setdefault(name, []).append(value)
         if on_step is not None:
             on_step(step, values)
-
-    record(0, {})
-    for step in range(1, steps + 1):
-        samples = policy.sample(groups, group_size, seed=generator)
-        for update in range(updates_per_batch):
-            result = loss(policy.log_probs(samples), samples)
-            value = loss_value(result)
-            if update == 0:
-                extra = {"loss": value.item(), **getattr(result, "metrics", {})}
-            stepper.zero_grad()
-            value.backward()
-            stepper.step()
-        record(step, extra)
-    return Run(policy, {name: torch.tensor(values, dtype=torch.float64) for name, values in curves.items()})
+    return Run(learner, {name: torch.tensor(values, dtype=torch.float64) for name, values in curves.items()})
 
 
 def exact_state(policy: EnumerablePolicy, start: EnumerablePolicy) -> dict[str, float]:
