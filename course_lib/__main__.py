@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         return options.run(options)
-    except ValueError as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         print(f"course_lib {options.command}: {error}", file=sys.stderr)
         return 2
 

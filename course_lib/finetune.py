@@ -28,7 +28,7 @@ ATTRIBUTE_LINES = {
 def add_task_options(parser: argparse.ArgumentParser) -> None:
     """Options that `finetune` and `evaluate` share: which model, which problems."""
     parser.add_argument("--model", metavar="PATH", help="model folder, .gguf file or hub id; default: the small model")
-    parser.add_argument("--data", metavar="FILE", help='JSON lines {"prompt": ..., "answer": ...} instead of arithmetic')
+    parser.add_argument("--data", metavar="FILE", help='JSON lines {"prompt": ..., "answer": ...}; default: arithmetic')
     parser.add_argument("--level", type=int, default=2, help="level of the arithmetic task, 1 to 5 (default: 2)")
     parser.add_argument("--show", type=int, default=6, metavar="N", help="replies to print (default: 6)")
 

@@ -28,7 +28,7 @@ LAYERS = (
     {"advantages", "losses", "tree", "rewards"},
     {"logprobs", "trajectories", "tasks"},
     {"toy", "models", "checkpoints"},
-    {"sampling"},
+    {"sampling", "processes"},
     {"training"},
     {"plots", "exercises", "doctor", "finetune"},
     {"__main__"},

@@ -264,7 +264,7 @@ def test_a_reward_that_is_no_number_is_named(value):
 
 
 def test_a_reward_that_raises_is_named():
-    with pytest.raises(ValueError, match="reward: .* raised ZeroDivisionError"):
+    with pytest.raises(ValueError, match=r"reward: .* raised ZeroDivisionError"):
         trainer(SingleTurnTask([Problem("a ?", "a")], [], lambda text, answer: 1 / 0)).train()
 
 
@@ -294,7 +294,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path, monkeypatch):
     kept = run.save()
     next(steps)
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})())
-    with pytest.raises(CheckpointError, match="step 2 could not be written .* earlier checkpoints are untouched"):
+    with pytest.raises(CheckpointError, match=r"step 2 could not be written .* earlier checkpoints are untouched"):
         run.save()
     assert [path.name for path in Path(kept).parent.iterdir()] == ["step-000001"]
 

@@ -1,0 +1,99 @@
+"""The commands `finetune` and `evaluate`, on a tiny model: what they print, keep and refuse."""
+
+import json
+import re
+
+import pytest
+from small_worlds import word_tokenizer
+
+from course_lib.__main__ import main
+from course_lib.models import tiny_model
+
+QUICK = ["--steps=2", "--prompts-per-step=2", "--group-size=2", "--max-new-tokens=2"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model folder and a file of rows."""
+    path = tmp_path_factory.mktemp("model")
+    tokenizer = word_tokenizer()
+    tiny_model(vocab_size=len(tokenizer)).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    rows = [{"prompt": f"{a} {b} ?", "answer": str(number)} for number, (a, b) in enumerate(["ab", "cd", "ef", "gh"])]
+    (path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def finetune(folder, *options):
+    return main(["finetune", "--model", str(folder), "--data", str(folder / "rows.jsonl"), *QUICK, *options])
+
+
+def test_it_prints_before_after_and_replies(folder, capsys):
+    assert finetune(folder) == 0
+    output = capsys.readouterr().out
+    accuracy = r"[\d.]+% of 1 \(95 % interval [\d.]+% to [\d.]+%\)"
+    assert re.search(rf"before: {accuracy}\nafter:  {accuracy}\n  '.*' -> .* \(reward [01]\)", output)
+
+
+def test_it_stops_and_resumes(folder, tmp_path, capsys):
+    output = str(tmp_path / "run")
+    assert finetune(folder, "--output", output, "--checkpoint-every", "1") == 0
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "checkpoints",
+        "config.json",
+        "evaluation_after.json",
+        "evaluation_before.json",
+        "metrics.jsonl",
+        "times.jsonl",
+    ]
+    capsys.readouterr()
+    assert finetune(folder, "--output", output, "--checkpoint-every", "1", "--resume") == 0
+    assert "resumed after step 2 of 2" in capsys.readouterr().out
+
+
+def test_evaluate(folder, capsys):
+    assert main(["evaluate", "--model", str(folder), "--data", str(folder / "rows.jsonl")]) == 0
+    assert re.match(r"held out: [\d.]+% of 1", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--group-size", "1"], "group_size: expected at least 2"),
+        (["--resume"], "--output: expected the folder of the run to resume"),
+        (["--data", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--learning-rate", "nan"], "learning_rate: expected a finite number"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(folder, capsys, options, message):
+    assert finetune(folder, *options) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_folder_of_another_run_is_refused(folder, tmp_path, capsys):
+    assert finetune(folder, "--output", str(tmp_path)) == 0
+    assert finetune(folder, "--output", str(tmp_path)) == 2
+    assert "output_dir: expected a new or empty folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\xff\x00", b'{"prompt": "a ?"}\n'])
+def test_a_bad_file_is_named(folder, tmp_path, capsys, content):
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(content)
+    assert finetune(folder, "--data", str(path)) == 2
+    assert "bad.jsonl" in capsys.readouterr().err
+
+
+def test_a_folder_without_weights_is_named(tmp_path, capsys):
+    tiny_model().config.save_pretrained(tmp_path)
+    assert main(["finetune", "--model", str(tmp_path), *QUICK]) == 2
+    assert "has no weights" in capsys.readouterr().err
+
+
+def test_an_unknown_option_value_lists_the_valid_ones(folder, capsys):
+    with pytest.raises(SystemExit) as ended:
+        finetune(folder, "--mode", "mean")
+    assert ended.value.code == 2
+    assert "token-mean" in capsys.readouterr().err
