@@ -192,6 +192,13 @@ def test_nothing_leaks_from_under_the_mask(batch, junk, mode):
             assert not result[~mask].any(), name
 
 
+def test_a_ratio_that_overflows_under_the_mask():
+    """exp(199.5) is inf in float32; masked after the exp, the loss is finite and the gradient 0 · inf = NaN."""
+    old, mask = torch.tensor([[0.0, 0.0]]), torch.tensor([[1, 0]])
+    loss, grad = value_and_gradient(lambda lp: grpo_loss(lp, old, [-1.0], mask).loss, torch.tensor([[0.0, 199.5]]))
+    assert loss.item() == 1.0 and grad.tolist() == [[1.0, 0.0]]
+
+
 def test_a_row_without_active_tokens_may_have_any_advantage():
     log_probs, mask = double([[-1.0], [-2.0]]), [[1], [0]]
     advantages = double([1.0, math.nan])
@@ -510,6 +517,17 @@ def test_dtypes_and_untouched_inputs(given_dtype, result):
             assert value.dtype == (torch.float64 if "metrics" in name else result), name
         assert torch.equal(mask, torch.tensor([[1, 0]]).to(mask_dtype))
     assert all(torch.equal(t, b) for t, b in zip(tensors, before, strict=True))
+
+
+@settings(max_examples=20)
+@given(batches(), st.sampled_from(MODES))
+def test_float32_agrees_with_float64(batch, mode):
+    """Value and gradient of everything: an expression that cancels in float32 looks right in float64."""
+    *tensors, advantages, mask = batch
+    exact = losses_and_gradients(*tensors, advantages, mask, mode)
+    single = losses_and_gradients(*(t.float() for t in (*tensors, advantages)), mask, mode)
+    for name, result in exact.items():
+        torch.testing.assert_close(single[name].double(), result, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_a_bool_mask_costs_float64_no_digits():
