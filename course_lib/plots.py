@@ -626,7 +626,7 @@ def course_map(current: int | str | None = None) -> Figure:
             f"{k:02d} {name}",
             ha="center",
             va="center",
-            fontsize=8.2,
+            fontsize=8.2 if len(name) < 13 else 7.7,
             weight="bold",
             color=ink,
         )
