@@ -62,14 +62,14 @@ def group_relative_advantages(
         ValueError: lengths differ, a reward is missing or infinite, or an option is out of range.
 
     Source:
-        Shao et al. 2024, DeepSeekMath (arXiv 2402.03300), section 4.1; Liu et al. 2025, Dr. GRPO (arXiv
-        2503.20783).
+        Shao et al. 2024, DeepSeekMath (arXiv 2402.03300), section 4.1;
+        Liu et al. 2025, Dr. GRPO (arXiv 2503.20783).
 
     Example:
-        >>> group_relative_advantages([1.0, 0.0, 0.0, 0.0], ["q", "q", "q", "q"]).round(decimals=3).tolist()
-        [1.7319999933242798, -0.5770000219345093, -0.5770000219345093, -0.5770000219345093]
-        >>> group_relative_advantages([3.0, 1.0, 1.0], [0, 0, 1], scale="none").tolist()
-        [1.0, -1.0, 0.0]
+        >>> group_relative_advantages([1.0, 0.0, 0.0, 0.0, 0.0], ["question"] * 5)  # p̂ = 1/5
+        tensor([ 2.0000, -0.5000, -0.5000, -0.5000, -0.5000])
+        >>> group_relative_advantages([3.0, 1.0, 1.0], [0, 0, 1], scale="none")
+        tensor([ 1., -1.,  0.])
     """
     require_choice("scale", scale, ("std", "none"))
     require(ddof in (0, 1), "ddof", "0 (population std) or 1 (sample std)", repr(ddof))
@@ -169,9 +169,8 @@ def generalized_advantages(
 
     Example:
         >>> r, v = torch.tensor([[0.0, 0, 0, 1]]), torch.tensor([[0.5, 9, 9, 0.6]])
-        >>> advantages, returns = generalized_advantages(r, v, torch.tensor([[1, 0, 0, 1]]))
-        >>> [round(a, 4) for a in advantages[0].tolist()], [round(g, 4) for g in returns[0].tolist()]
-        ([0.48, 0.0, 0.0, 0.4], [0.98, 0.0, 0.0, 1.0])
+        >>> generalized_advantages(r, v, torch.tensor([[1, 0, 0, 1]]))
+        (tensor([[0.4800, 0.0000, 0.0000, 0.4000]]), tensor([[0.9800, 0.0000, 0.0000, 1.0000]]))
     """
     require_number("gamma", gamma, "a number in [0, 1]", lambda g: 0 <= g <= 1)
     require_number("lam", lam, "a number in [0, 1]", lambda w: 0 <= w <= 1)

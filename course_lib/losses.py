@@ -84,8 +84,8 @@ def clipped_surrogate(
 
     Example:
         >>> old, new = torch.zeros(1, 2), torch.tensor([[2.0, 0.5]]).log()
-        >>> clipped_surrogate(new, old, torch.tensor([1.0]), torch.ones(1, 2)).tolist()
-        [[-1.2000000476837158, -0.5]]
+        >>> clipped_surrogate(new, old, torch.tensor([1.0]), torch.ones(1, 2))
+        tensor([[-1.2000, -0.5000]])
     """
     for name, value in (("clip_low", clip_low), ("clip_high", clip_high)):
         require_number(name, value, "a number ≥ 0", lambda c: c >= 0)
