@@ -100,9 +100,7 @@ def clipped_surrogate(
     return torch.where(active, loss, 0)
 
 
-def kl_estimate(
-    log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, *, estimator: Estimator = "k3"
-) -> Tensor:
+def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, *, estimator: Estimator = "k3") -> Tensor:
     """Per-token estimate of KL(π_θ ‖ π_ref) from one sample; x = log π_ref − log π_θ.
 
     k1 = −x and k3 = e^x − 1 − x are unbiased as *values*, k2 = x²/2 is not. As *losses* on samples of π_θ, k1
@@ -310,9 +308,7 @@ def reinforce_loss(
         [[-0.5, -0.5]]
     """
     mask = as_mask(mask)
-    active, log_probs, advantages = read_tokens(
-        mask, log_probs=log_probs, advantages=_spread(advantages, mask)
-    )
+    active, log_probs, advantages = read_tokens(mask, log_probs=log_probs, advantages=_spread(advantages, mask))
     if weights is None:
         weights = token_weights(active.to(log_probs.dtype), mode, max_length=max_length, owners=owners)
     return aggregate(-advantages.detach() * log_probs, weights)
@@ -400,9 +396,7 @@ def grpo_loss(
     if rollout_log_probs is not None:
         _, rollout = read_tokens(active, rollout_log_probs=rollout_log_probs)
         mismatch = (old - rollout).abs()
-        policy = policy * truncated_importance_weights(
-            old, rollout, active, cap=importance_cap, level=importance_level
-        )
+        policy = policy * truncated_importance_weights(old, rollout, active, cap=importance_cap, level=importance_level)
     if ref_log_probs is not None:
         kl = kl_estimate(new, ref_log_probs, active, estimator=kl_estimator)
     if weights is None:
