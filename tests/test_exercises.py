@@ -303,9 +303,9 @@ def test_unfit_results_are_named(answer, said):
 
 
 def test_the_sign_is_noticed_where_no_known_mistake_says_so():
-    exercise = registry["05.6"]
+    exercise = registry["05.7"]
     negated = engine.build(exercise.solution, exercise.name)
-    assert "Right up to the sign" in judge("05.6", lambda *args: -negated(*args)).text()
+    assert "Right up to the sign" in judge("05.7", lambda *args: -negated(*args)).text()
 
 
 def test_input_expected_and_got_are_shown():

@@ -812,6 +812,46 @@ def k3(log_probs, ref_log_probs):
     ),
     Exercise(
         id="05.6",
+        title="k1 as a loss",
+        minutes=5,
+        difficulty=4,
+        kind="choose",
+        stub="""
+# Responses are sampled from π_θ itself, and β · mean(k1) with k1 = log π_θ(y) − log π_ref(y) is added to the
+# loss and differentiated. What does this term do to the gradient, in expectation?
+#   A  it pulls π_θ towards π_ref: the gradient is that of KL(π_θ ‖ π_ref)
+#   B  nothing: its expected gradient is 0
+#   C  it pulls π_θ towards π_ref: the gradient is that of KL(π_ref ‖ π_θ)
+#   D  it raises the entropy of π_θ, whatever π_ref is
+#   E  it pushes π_θ away from π_ref
+choice = None
+""",
+        hints=(
+            "Only log π_θ(y) depends on θ; log π_ref(y) is a constant once y is drawn.",
+            "The expectation of ∇ log π_θ(y) over y ~ π_θ has a name: the EGLP lemma.",
+        ),
+        solution="B",
+        explanation="∇k1 = ∇ log π_θ(y), whose expectation is 0, and π_ref has dropped out altogether. As "
+        "a value k1 estimates the KL without bias; as a loss it adds nothing but noise. k2 "
+        "as a loss gives the gradient of KL(π_θ ‖ π_ref), k3 that of KL(π_ref ‖ π_θ).",
+        mistakes=(
+            Mistake(
+                "A",
+                "The value of k1 has this mean, but the gradient of a mean over samples from π_θ has "
+                "a second part, which differentiating the samples' term leaves out. k2 as a loss "
+                "gives this gradient.",
+            ),
+            Mistake("C", "That is what k3 as a loss gives. Differentiate k1: what is left of log π_ref?"),
+            Mistake(
+                "D",
+                "Pushing log π_θ of the drawn samples down looks like it, but likely samples come "
+                "often and unlikely ones seldom: on average the pushes cancel.",
+            ),
+            Mistake("E", "For that the term would have to know π_ref. Its gradient does not contain it."),
+        ),
+    ),
+    Exercise(
+        id="05.7",
         title="GSPO's sequence ratio",
         minutes=8,
         difficulty=2,
@@ -935,46 +975,6 @@ def sequence_ratio(log_probs, old_log_probs, mask):
     ratio = torch.where(mask > 0, (log_probs - old_log_probs).exp(), 1.0)
     return ratio.prod(dim=1) ** (1 / mask.sum(dim=1).clamp(min=1))
 """,
-        ),
-    ),
-    Exercise(
-        id="05.7",
-        title="k1 as a loss",
-        minutes=5,
-        difficulty=4,
-        kind="choose",
-        stub="""
-# Responses are sampled from π_θ itself, and β · mean(k1) with k1 = log π_θ(y) − log π_ref(y) is added to the
-# loss and differentiated. What does this term do to the gradient, in expectation?
-#   A  it pulls π_θ towards π_ref: the gradient is that of KL(π_θ ‖ π_ref)
-#   B  nothing: its expected gradient is 0
-#   C  it pulls π_θ towards π_ref: the gradient is that of KL(π_ref ‖ π_θ)
-#   D  it raises the entropy of π_θ, whatever π_ref is
-#   E  it pushes π_θ away from π_ref
-choice = None
-""",
-        hints=(
-            "Only log π_θ(y) depends on θ; log π_ref(y) is a constant once y is drawn.",
-            "The expectation of ∇ log π_θ(y) over y ~ π_θ has a name: the EGLP lemma.",
-        ),
-        solution="B",
-        explanation="∇k1 = ∇ log π_θ(y), whose expectation is 0, and π_ref has dropped out altogether. As "
-        "a value k1 estimates the KL without bias; as a loss it adds nothing but noise. k2 "
-        "as a loss gives the gradient of KL(π_θ ‖ π_ref), k3 that of KL(π_ref ‖ π_θ).",
-        mistakes=(
-            Mistake(
-                "A",
-                "The value of k1 has this mean, but the gradient of a mean over samples from π_θ has "
-                "a second part, which differentiating the samples' term leaves out. k2 as a loss "
-                "gives this gradient.",
-            ),
-            Mistake("C", "That is what k3 as a loss gives. Differentiate k1: what is left of log π_ref?"),
-            Mistake(
-                "D",
-                "Pushing log π_θ of the drawn samples down looks like it, but likely samples come "
-                "often and unlikely ones seldom: on average the pushes cancel.",
-            ),
-            Mistake("E", "For that the term would have to know π_ref. Its gradient does not contain it."),
         ),
     ),
 )
