@@ -290,3 +290,14 @@ def test_any_policy_is_a_distribution_with_centred_scores(size, length, ends, se
 def test_errors_name_the_argument(policy, call, message):
     with pytest.raises(ValueError, match=message):
         call(policy)
+
+
+def test_hasty_research_is_right_by_chance():
+    policy = toy.hasty_research()
+    p = policy.probabilities().detach()
+    assert p.sum().item() == pytest.approx(1, abs=1e-14)
+    by_hand = {"answer": 0.4, "think answer": 0.4, "think search answer": 0.8, "think think think think": 0}
+    for said, right in by_hand.items():
+        chosen = torch.tensor([text == said for text in policy.texts])
+        assert (p * policy.rewards)[chosen].sum().item() / p[chosen].sum().item() == pytest.approx(right, abs=1e-12)
+    assert policy.token_distribution()[0, 2] > 2 / 3  # answers at once

@@ -19,7 +19,16 @@ from course_lib.toy.estimators import (
     optimal_baseline,
     several_steps,
 )
-from course_lib.toy.policy import EnumerablePolicy, Outcome, Samples, ToyPolicy, Written, deep_research, easy_and_hard
+from course_lib.toy.policy import (
+    EnumerablePolicy,
+    Outcome,
+    Samples,
+    ToyPolicy,
+    Written,
+    deep_research,
+    easy_and_hard,
+    hasty_research,
+)
 from course_lib.toy.training import Run, ascend, train
 
 __all__ = [
@@ -38,6 +47,7 @@ __all__ = [
     "deep_research",
     "easy_and_hard",
     "from_loss",
+    "hasty_research",
     "keep_last",
     "moments",
     "optimal_baseline",

@@ -387,6 +387,31 @@ def easy_and_hard(*, seed: int = 0, spread: float = 0.5) -> ToyPolicy:
     )
 
 
+def hasty_research() -> EnumerablePolicy:
+    """`deep_research` for a policy that likes to answer at once, where luck decides whether an answer is right.
+
+    It is right with probability 0.8 after a search and 0.4 without one, so every answered response stands twice in
+    the table, with reward 1 and with reward 0: 46 outcomes, 45 parameters.
+
+    Example:
+        >>> policy = hasty_research()
+        >>> sum(policy.chance[i].item() for i, text in enumerate(policy.texts) if text == "answer")
+        1.0
+    """
+    policy = deep_research()
+    outcomes, rewards = [], []
+    for outcome in policy.outcomes:
+        response = outcome.calls[0][1]
+        right = 0.0 if response[-1] != "answer" else 0.8 if "search" in response else 0.4
+        for reward, chance in ((1.0, right), (0.0, 1 - right)):
+            if chance > 0:
+                outcomes.append(Outcome(0, outcome.calls, chance))
+                rewards.append(reward)
+    haste = torch.tensor([0.0, 0.0, 1.5]).repeat(policy.theta.numel() // 3)
+    shape = (policy.vocabulary, policy.prompts, policy.prompt_probabilities, outcomes, rewards, lambda context: context)
+    return EnumerablePolicy(*shape).with_theta(policy.theta + haste)
+
+
 def _searched(prompt: str, response: Tokens) -> float:
     return float("search" in response and response[-1] == "answer")
 
