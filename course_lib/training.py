@@ -229,6 +229,7 @@ class GRPOTrainer:
         self.problems_drawn = 0
         self._step_began_with: int | None = None
         self.history: list[Metrics] = []
+        self.times: list[Metrics] = []
         self.output = None if config.output_dir is None else Path(config.output_dir)
 
     # ---------------------------------------------------------------- the run
@@ -265,23 +266,24 @@ class GRPOTrainer:
     def steps(self) -> Iterator[Metrics]:
         """The run as a generator: one item a step, for a loop of your own."""
         while self.step < self.config.steps:
-            started, self._step_began_with = time.perf_counter(), self.problems_drawn
-            metrics = {"step": self.step + 1, **self.sample_and_update()}
+            self._step_began_with = self.problems_drawn
+            started = time.perf_counter()
+            trajectories, counts = self.sample_batch()
+            sampled = time.perf_counter()
+            metrics = {"step": self.step + 1, **counts, "learning_rate": self.learning_rate()}
+            if trajectories:
+                metrics |= self.update(trajectories)
+            ended = time.perf_counter()
             self.step += 1
             if self.config.eval_every and self.step % self.config.eval_every == 0:
                 metrics["held_out"] = self.evaluate().accuracy
             self.history.append(metrics)
             self._append("metrics.jsonl", metrics)
-            self._append("times.jsonl", {"step": self.step, "seconds": time.perf_counter() - started})
+            # In a file of their own: metrics are the same in every run of a seed, times are not.
+            times = {"sampling": sampled - started, "updating": ended - sampled, "all": time.perf_counter() - started}
+            self.times.append({"step": self.step, **times})
+            self._append("times.jsonl", self.times[-1])
             yield metrics
-
-    def sample_and_update(self) -> Metrics:
-        """One step: groups, advantages, segments, clipped updates."""
-        trajectories, counts = self.sample_batch()
-        metrics = {**counts, "learning_rate": self.learning_rate()}
-        if trajectories:
-            metrics |= self.update(trajectories)
-        return metrics
 
     # ------------------------------------------------------------ the samples
 
@@ -385,15 +387,19 @@ class GRPOTrainer:
                 reports.append({**report.metrics, "loss": report.loss.item(), "entropy": entropy})
             norm = self._optimizer_step()
         merged = _merge(share(all_rows, lambda _: reports))
-        return {**merged, "gradient_norm": norm, "segments": len(batch.tokens)}
+        tokens_run = sum(tree_size(self._sequences(batch, row)) for row in all_rows) * config.updates_per_batch
+        return {**merged, "gradient_norm": norm, "segments": len(batch.tokens), "tokens_run": tokens_run}
 
     def _rows(self, batch: SegmentBatch) -> list[list[int]]:
         """Indices of the segments that are scored together."""
-        lengths = batch.attention_mask.sum(1).tolist()
         used = [i for i, advantage in enumerate(batch.advantages.tolist()) if advantage != 0 or self.config.beta != 0]
-        sequences = [batch.tokens[i, : lengths[i]].tolist() for i in used]
+        sequences = self._sequences(batch, used)
         budget = min(self.config.tokens_per_row, math.ceil(tree_size(sequences) / size()))
         return [[used[i] for i in row] for row in split_rows(sequences, budget)]
+
+    @staticmethod
+    def _sequences(batch: SegmentBatch, row: Sequence[int]) -> list[list[int]]:
+        return [batch.tokens[i, : batch.attention_mask[i].sum()].tolist() for i in row]
 
     def _score(self, model: Any, batch: SegmentBatch, row: list[int]) -> ScoredTokens:
         with self._precision():
