@@ -466,7 +466,7 @@ def rewards_to_go(rewards, gamma):
     return to_go
 """,
         explanation="Rewards before step k have expectation 0 when multiplied with the score of step k, "
-        "so leaving them out keeps the gradient's mean and lowers its variance. A language "
+        "so leaving them out keeps the gradient's mean and usually lowers its variance. A language "
         "model that is scored once at the end has rewards [0, …, 0, R], and with gamma = 1 "
         "every token gets R.",
         cases=(
