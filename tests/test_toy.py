@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib import toy
+from course_lib.losses import grpo_loss
 
 TINY = {"rtol": 0, "atol": 1e-12}
 
@@ -227,6 +228,19 @@ def test_training_raises_the_objective_and_leaves_its_policy_alone(policy):
     assert run.curves["entropy"][0].item() == pytest.approx(policy.entropy())
     assert run.curves["kl"][0] == 0 < run.curves["kl"][-1]
     assert len(run.curves["loss"]) == 30
+
+
+def test_the_kl_curve_is_exact_though_the_loss_reports_an_estimate(policy):
+    reference = policy.log_probs().detach()
+
+    def loss(log_probs, s):
+        advantages = s.rewards - s.rewards.mean()
+        return grpo_loss(log_probs, s.old_log_probs, advantages, s.mask, ref_log_probs=reference[s.indices])
+
+    run = toy.train(policy, loss, steps=5, group_size=16, learning_rate=2.0)
+    log_ratio = (run.policy.log_probs() - policy.log_probs()).sum(dim=1)
+    assert run.curves["kl"][-1].item() == pytest.approx((run.policy.probabilities() @ log_ratio).item())
+    assert len(run.curves["kl"]) == 6 and len(run.curves["ratio_mean"]) == 5
 
 
 def test_shared_rows_share_parameters():

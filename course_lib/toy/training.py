@@ -20,7 +20,8 @@ class Run:
         policy: the trained policy; the one that was handed in is unchanged.
         curves: name to (steps + 1,) values, entry k after k updates: "J", "entropy" (nats a response),
             "gradient_norm" (of the exact ∇J), "kl" (exact KL(π_θ ‖ π at the start)). "loss" and the metrics
-            of the loss's report are (steps,): entry k belongs to the first update on batch k.
+            of the loss's report are (steps,): entry k belongs to the first update on batch k. A report's own "kl",
+            an estimate from the batch, gives way to the exact one.
     """
 
     policy: EnumerablePolicy
@@ -131,7 +132,7 @@ def _run(
     for step in range(steps + 1):
         if step > 0:
             extra = update(learner.sample(groups, group_size, seed=generator))
-        values = exact_state(learner, start) | extra
+        values = extra | exact_state(learner, start)
         for name, value in values.items():
             curves.setdefault(name, []).append(value)
         if on_step is not None:
