@@ -9,7 +9,7 @@ import io
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import cache, wraps
 from typing import ParamSpec, TypeVar
 
 import matplotlib.pyplot as plt
@@ -19,15 +19,18 @@ from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
 from matplotlib.patches import FancyBboxPatch, Rectangle
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from course_lib.losses import clipped_surrogate
+from course_lib.tree import TokenTree
 
 P, R = ParamSpec("P"), TypeVar("R")
 
 NAVY, VERMILION, TEAL, PURPLE, AMBER = "#0B3C6F", "#C8500A", "#1B9E8A", "#8A3F8F", "#D99100"
 INK, GREY, PALE = "#222222", "#6B6B6B", "#E9E9E6"
+MONO = "DejaVu Sans Mono"
 CYCLE = (NAVY, VERMILION, TEAL, PURPLE, AMBER)
 DASHES = ("-", "--", "-.", (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
 
@@ -171,7 +174,7 @@ def token_strip(
     limit = max((abs(v).max() for v in values if v is not None and v.size), default=0.0) or 1.0
     ax, y, widest = _axes(ax, height=1.0), 0.0, 40.0
     for i, row in enumerate(tokens):
-        shown = [token.replace("\n", "↵") for token in row]
+        shown = [_printable(token) for token in row]
         places = _wrapped([len(text) + 1.6 for text in shown], width=84.0)
         for k, (text, (x, line)) in enumerate(zip(shown, places, strict=True)):
             value = None if values[i] is None else values[i] if values[i].ndim == 0 else values[i][k]
@@ -198,6 +201,16 @@ def token_strip(
     return ax
 
 
+def _printable(text: str) -> str:
+    """`text` as the font can show it: what a model samples may hold any character."""
+    return "".join(c if _has_glyph(c) else "□" for c in text.replace("\n", "↵"))
+
+
+@cache
+def _has_glyph(character: str) -> bool:
+    return get_font(findfont(MONO)).get_char_index(ord(character)) != 0
+
+
 def _wrapped(widths: Sequence[float], width: float) -> list[tuple[float, int]]:
     """Left edge and line of boxes laid side by side in lines of at most `width`."""
     x, line, places = 0.0, 0, []
@@ -216,10 +229,94 @@ def _token_box(ax: Axes, text: str, x: float, y: float, trained: bool, value: fl
     size = len(text) + 1.6
     ax.add_patch(Rectangle((x, y), size - 0.3, 1.1, facecolor=face, edgecolor=edge, linewidth=thick, hatch=hatch))
     ax.text(
-        x + size / 2 - 0.15, y + 0.55, text, ha="center", va="center", family="DejaVu Sans Mono", fontsize=9.5,
-        color=_readable_on(face) if trained else GREY,
+        x + size / 2 - 0.15, y + 0.55, text, ha="center", va="center", family=MONO, fontsize=9.5,
+        color=_readable_on(face) if trained else GREY, parse_math=False,
         bbox=None if trained else {"facecolor": PALE, "edgecolor": "none", "pad": 0.6},
     )  # fmt: skip
+
+
+@_styled
+def token_tree(tree: TokenTree, texts: Sequence[str], written, *, title: str | None = None) -> Axes:
+    """A token tree: sequences from top to bottom, their tokens from left to right, and what begins alike in one box.
+
+    A box holds the tokens of one path between two forks. At the right, how many sequences end alike.
+
+    Args:
+        tree: as `build_tree` returns it.
+        texts: (N,) the text of each node's token.
+        written: (N,) 1 where the policy wrote the token, 0 where it was given.
+
+    Example:
+        >>> from course_lib.tree import build_tree
+        >>> tree = build_tree([[5, 6, 7, 8], [5, 6, 9]])
+        >>> ax = token_tree(tree, ["2", " + 2?", " it", " is 4", " 5"], [0, 0, 1, 1, 1])
+        >>> [text.get_text() for text in ax.texts][:3]
+        ['2 + 2?\\n2 tokens', ' it is 4 · 2', ' 5']
+    """
+    boxes = _chains(tree, [bool(w) for w in _numbers(written)])
+    labels = [_shortened(_printable("".join(texts[node] for node in nodes)), 26) for nodes, *_ in boxes]
+    for i, (nodes, _, top, bottom) in enumerate(boxes):
+        count = f"{len(nodes)} token{'s' * (len(nodes) > 1)}" if bottom - top > 1 else f"{len(nodes)}"
+        labels[i] += f"\n{count}" if bottom - top > 1 else f" · {count}" if len(nodes) > 1 else ""
+    widths = [0.0] * (1 + max(level for _, level, *_ in boxes))
+    for label, (_, level, *_) in zip(labels, boxes, strict=True):
+        widths[level] = max(widths[level], max(map(len, label.split("\n"))) + 1.6)
+    ax, rows = _axes(None), max(bottom for *_, bottom in boxes)
+    last = tree.paths.gather(1, (tree.paths >= 0).sum(1, keepdim=True) - 1)[:, 0].tolist()
+    for label, (nodes, level, top, bottom) in zip(labels, boxes, strict=True):
+        x, given = sum(widths[:level]), not bool(written[nodes[0]])
+        ax.add_patch(
+            Rectangle(
+                (x, top + 0.06), widths[level] - 0.3, bottom - top - 0.12, facecolor=PALE if given else "#CFE0F0",
+                edgecolor="#B5B5B0" if given else INK, linewidth=0.6 if given else 1.0, hatch="////" if given else None,
+            )
+        )  # fmt: skip
+        ax.text(
+            x + widths[level] / 2 - 0.15, (top + bottom) / 2, label, ha="center", va="center", family=MONO, fontsize=9,
+            color=GREY if given else INK, parse_math=False,
+            bbox={"facecolor": PALE, "edgecolor": "none", "pad": 0.8} if given else None,
+        )  # fmt: skip
+        if (same := last.count(nodes[-1])) > 1:
+            ax.text(x + widths[level] + 0.1, (top + bottom) / 2, f"× {same}", va="center", fontsize=9, color=GREY)
+    ax.set_xlim(-0.1, max(60.0, sum(widths) + 4))
+    ax.set_ylim(rows + 0.9, -0.1)
+    key = "hatched: given · boxed: written by the policy · × n: n sequences that are the same to the end"
+    ax.text(0, rows + 0.55, key, fontsize=9, color=GREY, va="center")
+    ax.set_axis_off()
+    if title:
+        ax.set_title(title)
+    ax.figure.set_size_inches(8.2, 0.27 * (rows + 1) + (0.45 if title else 0.1))
+    return ax
+
+
+def _chains(tree: TokenTree, written: Sequence[bool]) -> list[tuple[list[int], int, int, int]]:
+    """(nodes, forks before them, first row, one past the last row) of each path between two forks; a row is a leaf."""
+    parents, ends = tree.parents.tolist(), tree.ends.tolist()
+    children = [0] * len(parents)
+    for parent in parents:
+        if parent >= 0:
+            children[parent] += 1
+    leaves = [0]  # leaves[i]: how many there are before node i
+    for count in children:
+        leaves.append(leaves[-1] + (count == 0))
+    boxes: list[tuple[list[int], int, int, int]] = []
+    box_of: dict[int, int] = {}
+    for node, parent in enumerate(parents):
+        if parent >= 0 and children[parent] == 1 and written[parent] == written[node]:
+            box_of[node] = box_of[parent]
+            boxes[box_of[node]][0].append(node)
+        else:
+            level = 0 if parent < 0 else boxes[box_of[parent]][1] + 1
+            box_of[node] = len(boxes)
+            boxes.append(([node], level, leaves[node], leaves[ends[node]]))
+    return boxes
+
+
+def _shortened(text: str, width: int) -> str:
+    """Its beginning and its end, where it is longer than `width`; a blank that one could not see as ␣."""
+    if not text.strip():
+        return "␣" * len(text)
+    return text if len(text) <= width else f"{text[: width // 2 - 1]} … {text[-(width // 2 - 2) :]}"
 
 
 @_styled

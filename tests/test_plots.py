@@ -14,6 +14,7 @@ from matplotlib.colors import to_rgb
 
 from course_lib import plots
 from course_lib.losses import token_weights
+from course_lib.tree import build_tree
 
 
 @pytest.fixture(autouse=True)
@@ -121,6 +122,41 @@ def test_token_strip_takes_token_advantages_and_wraps():
     assert ax.patches[0].get_facecolor() == plots.ADVANTAGE(0.0)
     assert ax.patches[20].get_facecolor() == plots.ADVANTAGE(0.5)
     check_page(ax.figure)
+
+
+def test_token_tree_has_a_box_a_path_and_counts_every_token_once():
+    tree = build_tree([[1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7], [1, 2, 3, 4, 6, 7], [1, 2, 8, 9, 5]])
+    words = ["What", " is", " 7", " + 12", " 1", " 2", ".", " 3", "?", " x"]
+    written = tree.positions == 4
+    written |= tree.positions == 5
+    ax = plots.token_tree(tree, words[: len(tree.tokens)], written, title="10 tokens run instead of 21")
+    assert [text for text in texts(ax.figure) if "sequences" not in text] == [
+        "What is\n2 tokens", " 7 + 12\n2 tokens", " 1", " 2. · 2", "× 2", " 3? · 2", " x",
+    ]  # fmt: skip
+    assert [p.get_hatch() is None for p in ax.patches] == [False, False, True, True, False, True]
+    spans = [(round(p.get_y(), 2), round(p.get_y() + p.get_height(), 2)) for p in ax.patches]
+    assert spans[:2] == [(0.06, 2.94), (0.06, 1.94)] and spans[-1] == (2.06, 2.94)
+    check_page(ax.figure)
+
+
+def test_token_tree_of_a_real_size_fits_the_page():
+    prompts = [[*range(40), 100 + p, *range(40, 60)] for p in range(3)]
+    rows = [[*prompt, 200, 201 + k, 300 + k, 400] for prompt in prompts for k in range(4)]
+    tree = build_tree(rows)
+    word = {100: "18 - 5", 101: "7 + 12", 102: "20 - 11", 200: " ", 400: "."}
+    ax = plots.token_tree(tree, [word.get(t, f"{t}") for t in tree.tokens.tolist()], tree.positions >= 61, title="t")
+    assert "␣\n1 token" in texts(ax.figure)
+    check_page(ax.figure)
+
+
+@pytest.mark.filterwarnings("error")
+def test_any_text_a_model_may_sample_can_be_drawn():
+    odd = ["$a$ $b$", "日本", "🙂", "\x00\t", "a\nb", "\u202e", "\ud800"]
+    ax = plots.token_strip([odd], [[1] * len(odd)])
+    ax.figure.canvas.draw()
+    assert "□□" in texts(ax.figure) and "$a$ $b$" in texts(ax.figure) and "a↵b" in texts(ax.figure)
+    tree = build_tree([[1, i] for i in range(len(odd))])
+    plots.token_tree(tree, ["x", *odd], [0] + [1] * len(odd)).figure.canvas.draw()
 
 
 def test_group_bars_show_rewards_means_and_advantages():
