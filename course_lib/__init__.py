@@ -9,7 +9,7 @@ from course_lib.advantages import (
     informative_groups,
     leave_one_out_advantages,
 )
-from course_lib.logprobs import response_mask, token_entropy, token_log_probs
+from course_lib.logprobs import response_log_probs, response_mask, token_entropy, token_log_probs
 from course_lib.losses import (
     LossReport,
     aggregate,
@@ -47,6 +47,7 @@ __all__ = [
     "kl_estimate",
     "leave_one_out_advantages",
     "reinforce_loss",
+    "response_log_probs",
     "response_mask",
     "segments",
     "stepwise_batch",
