@@ -7,6 +7,7 @@ which knows no terminal.
 import argparse
 import builtins
 import json
+import sys
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -77,6 +78,8 @@ def finetune(options: argparse.Namespace) -> int:
     if trainer.step < config.steps:
         print(f"stopped after step {trainer.step} of {config.steps}; --resume goes on")
         return 0
+    minutes = sum(times["sampling"] + times["updating"] for times in trainer.times) / 60
+    print(f"{len(trainer.times)} steps in {minutes:.1f} minutes{_peak_memory()}")
     after = trainer.evaluate()
     _store(trainer, "after", after)
     print(f"after:  {after}")
@@ -113,6 +116,16 @@ def _model(options: argparse.Namespace) -> tuple[Any, Any]:
 
 def _task(options: argparse.Namespace, seed: int) -> Task:
     return load_jsonl(options.data, seed=seed) if options.data else Arithmetic(level=options.level, seed=seed)
+
+
+def _peak_memory() -> str:
+    """The most memory this process had, where the operating system keeps count of it."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return ""
+    unit = 2**30 if sys.platform == "darwin" else 2**20
+    return f", at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit:.1f} GiB of memory"
 
 
 def _store(trainer: GRPOTrainer, name: str, result: Evaluation) -> None:

@@ -77,11 +77,11 @@ class GRPOConfig:
         seed: of everything that is drawn.
     """
 
-    steps: int = 60
-    prompts_per_step: int = 12
+    steps: int = 70
+    prompts_per_step: int = 16
     group_size: int = 8
     max_new_tokens: int = 6
-    temperature: float = 1.0
+    temperature: float = 1.2
     max_resamples: int = 0
     baseline: Literal["mean", "leave-one-out"] = "mean"
     scale: Literal["std", "none"] = "std"
@@ -100,7 +100,7 @@ class GRPOConfig:
     adam_beta2: float = 0.99
     weight_decay: float = 0.0
     warmup_steps: int = 5
-    final_learning_rate: float = 0.5
+    final_learning_rate: float = 0.3
     max_grad_norm: float = 1.0
     tokens_per_row: int = 1024
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
