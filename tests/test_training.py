@@ -20,7 +20,9 @@ from course_lib.training import GRPOConfig, GRPOTrainer, wilson_interval
 from course_lib.trajectories import stepwise_batch
 
 TOKENIZER = word_tokenizer()
-QUICK = GRPOConfig(steps=4, prompts_per_step=4, group_size=4, max_new_tokens=2, learning_rate=1e-2, seed=5)
+QUICK = GRPOConfig(
+    steps=4, prompts_per_step=4, group_size=4, max_new_tokens=2, temperature=1.0, learning_rate=1e-2, seed=5
+)
 
 
 def trainer(task=None, *, model=None, **settings):
