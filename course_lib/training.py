@@ -133,7 +133,10 @@ class GRPOConfig:
                 raise ValueError(f"{name}: expected more than 0, got {getattr(self, name)}")
 
 
-PRESETS = {"laptop": GRPOConfig()}
+PRESETS = {
+    "laptop": GRPOConfig(),
+    "gpu": GRPOConfig(steps=150, prompts_per_step=64, group_size=16, max_resamples=1, tokens_per_row=8192),
+}
 
 
 @dataclass(frozen=True)
@@ -540,7 +543,7 @@ class GRPOTrainer:
         if path.exists() and self.step == 0:
             raise ValueError(
                 f"output_dir: expected a new or empty folder, got {self.output}, which holds another run; "
-                "resume it or choose another folder"
+                "resume that run or choose another folder"
             )
         self.output.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(self.config), indent=1))

@@ -319,5 +319,7 @@ def test_wilson_interval_against_the_quadratic_it_solves():
         wilson_interval(4, 3)
 
 
-def test_presets_exist():
-    assert "laptop" in training.PRESETS
+@pytest.mark.parametrize("name", training.PRESETS)
+def test_every_preset_runs_when_made_small(name):
+    small = replace(training.PRESETS[name], steps=1, prompts_per_step=2, group_size=4, max_new_tokens=2)
+    GRPOTrainer(tiny_model(vocab_size=len(TOKENIZER)), TOKENIZER, letters_task(), small).train()
