@@ -356,6 +356,8 @@ class GRPOTrainer:
         batch = stepwise_batch(trajectories, pad_token_id=0, advantages=advantages).to(self.model.device)
         weights = token_weights(batch.mask, config.mode, max_length=config.max_new_tokens, owners=batch.owners)
         all_rows = self._rows(batch)
+        if not all_rows:
+            return {}
         rows = all_rows[rank() :: size()]
         old: list[torch.Tensor | None] = [None] * len(rows)
         reference: list[torch.Tensor | None] = [None] * len(rows)
@@ -395,7 +397,10 @@ class GRPOTrainer:
 
     def _rows(self, batch: SegmentBatch) -> list[list[int]]:
         """Indices of the segments that are scored together."""
-        used = [i for i, advantage in enumerate(batch.advantages.tolist()) if advantage != 0 or self.config.beta != 0]
+        counts = batch.mask.any(1) & ((batch.advantages != 0) | (self.config.beta != 0))
+        used = counts.nonzero()[:, 0].tolist()
+        if not used:
+            return []
         sequences = self._sequences(batch, used)
         budget = min(self.config.tokens_per_row, math.ceil(tree_size(sequences) / size()))
         return [[used[i] for i in row] for row in split_rows(sequences, budget)]

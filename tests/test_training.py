@@ -17,7 +17,7 @@ from course_lib.losses import grpo_loss, token_weights
 from course_lib.models import tiny_model
 from course_lib.tasks import Problem, SingleTurnTask
 from course_lib.training import GRPOConfig, GRPOTrainer, wilson_interval
-from course_lib.trajectories import stepwise_batch
+from course_lib.trajectories import Call, Trajectory, stepwise_batch
 
 TOKENIZER = word_tokenizer()
 QUICK = GRPOConfig(
@@ -135,6 +135,17 @@ def test_a_batch_of_dead_groups_changes_nothing():
     history = run.train()
     assert torch.equal(weights(run), before)
     assert [m["groups_dropped"] for m in history] == [4, 4]
+
+
+def test_a_batch_without_signal_or_without_tokens_is_no_update():
+    run = trainer()
+    before = weights(run).clone()
+    alike = [Trajectory([Call([2], [3], [-1.0])], 1.0, 0), Trajectory([Call([2], [4], [-1.0])], 1.0, 0)]
+    silent = [Trajectory([Call([2], [])], 1.0, 0), Trajectory([Call([2], [])], 0.0, 0)]
+    assert run.update(alike) == run.update(silent) == {}
+    assert torch.equal(weights(run), before)
+    mixed = run.update([silent[0], Trajectory([Call([2], [4], [-1.0])], 0.0, 0)])
+    assert math.isfinite(mixed["entropy"])
 
 
 def settings_of(task):
