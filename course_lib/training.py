@@ -22,13 +22,13 @@ from typing import Any, Literal, get_args, get_type_hints
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from course_lib.advantages import informative_groups
 from course_lib.checkpoints import CheckpointError, newest_good_checkpoint, save_checkpoint
 from course_lib.logprobs import ScoredTokens, score_tokens
 from course_lib.losses import grpo_loss, token_weights
-from course_lib.models import autocast_dtype
+from course_lib.models import autocast_dtype, save_model
 from course_lib.processes import rank, share, size, sum_gradients, wait
 from course_lib.sampling import sample_trajectories
 from course_lib.tasks import Problem, Task
@@ -77,12 +77,12 @@ class GRPOConfig:
         seed: of everything that is drawn.
     """
 
-    steps: int = 70
+    steps: int = 45
     prompts_per_step: int = 16
     group_size: int = 8
     max_new_tokens: int = 6
     temperature: float = 1.2
-    max_resamples: int = 0
+    max_resamples: int = 1
     baseline: Literal["mean", "leave-one-out"] = "mean"
     scale: Literal["std", "none"] = "std"
     updates_per_batch: int = 1
@@ -100,7 +100,7 @@ class GRPOConfig:
     adam_beta2: float = 0.99
     weight_decay: float = 0.0
     warmup_steps: int = 5
-    final_learning_rate: float = 0.3
+    final_learning_rate: float = 0.1
     max_grad_norm: float = 1.0
     tokens_per_row: int = 1024
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -468,8 +468,7 @@ class GRPOTrainer:
         return root / f"step-{self.step:06d}"
 
     def _write(self, folder: Path) -> None:
-        self.model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        save_model(self.model, self.tokenizer, folder)
         state = self.optimizer.state_dict()["state"]
         names = list(self.parameters)
         moments = {f"{names[i]}/{key}": value for i, entry in state.items() for key, value in entry.items()}
