@@ -198,6 +198,17 @@ def load_model(
     return model.to(device or choose_device()), tokenizer
 
 
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | os.PathLike) -> None:
+    """Writes a model folder, safetensors and tokenizer, that `load_model` and transformers read.
+
+    Example:
+        >>> save_model(model, tokenizer, "my-model")  # doctest: +SKIP
+    """
+    with _quiet():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Every token that ends a reply: those of the model's generation config and the tokenizer's own.
 

@@ -254,13 +254,15 @@ def token_tree(tree: TokenTree, texts: Sequence[str], written, *, title: str | N
         ['2 + 2?\\n2 tokens', ' it is 4 · 2', ' 5']
     """
     boxes = _chains(tree, [bool(w) for w in _numbers(written)])
-    labels = [_shortened(_printable("".join(texts[node] for node in nodes)), 26) for nodes, *_ in boxes]
-    for i, (nodes, _, top, bottom) in enumerate(boxes):
-        count = f"{len(nodes)} token{'s' * (len(nodes) > 1)}" if bottom - top > 1 else f"{len(nodes)}"
-        labels[i] += f"\n{count}" if bottom - top > 1 else f" · {count}" if len(nodes) > 1 else ""
-    widths = [0.0] * (1 + max(level for _, level, *_ in boxes))
-    for label, (_, level, *_) in zip(labels, boxes, strict=True):
-        widths[level] = max(widths[level], max(map(len, label.split("\n"))) + 1.6)
+    for longest in range(26, 5, -1):  # as much of each text as the page has room for
+        labels, widths = [], [0.0] * (1 + max(level for _, level, *_ in boxes))
+        for nodes, level, top, bottom in boxes:
+            label = _shortened(_printable("".join(texts[node] for node in nodes)), longest)
+            count = f"\n{len(nodes)} token{'s' * (len(nodes) > 1)}" if bottom - top > 1 else f" · {len(nodes)}"
+            labels.append(label + count * (bottom - top > 1 or len(nodes) > 1))
+            widths[level] = max(widths[level], max(map(len, labels[-1].split("\n"))) + 1.6)
+        if sum(widths) <= 96:
+            break
     ax, rows = _axes(None), max(bottom for *_, bottom in boxes)
     last = tree.paths.gather(1, (tree.paths >= 0).sum(1, keepdim=True) - 1)[:, 0].tolist()
     for label, (nodes, level, top, bottom) in zip(labels, boxes, strict=True):
@@ -280,7 +282,7 @@ def token_tree(tree: TokenTree, texts: Sequence[str], written, *, title: str | N
             ax.text(x + widths[level] + 0.1, (top + bottom) / 2, f"× {same}", va="center", fontsize=9, color=GREY)
     ax.set_xlim(-0.1, max(60.0, sum(widths) + 4))
     ax.set_ylim(rows + 0.9, -0.1)
-    key = "hatched: given · boxed: written by the policy · × n: n sequences that are the same to the end"
+    key = "hatched: given; boxed: written by the policy; number: tokens in the box; × n: n sequences end alike"
     ax.text(0, rows + 0.55, key, fontsize=9, color=GREY, va="center")
     ax.set_axis_off()
     if title:
@@ -316,7 +318,7 @@ def _shortened(text: str, width: int) -> str:
     """Its beginning and its end, where it is longer than `width`; a blank that one could not see as ␣."""
     if not text.strip():
         return "␣" * len(text)
-    return text if len(text) <= width else f"{text[: width // 2 - 1]} … {text[-(width // 2 - 2) :]}"
+    return text if len(text) <= width else f"{text[: (width - 2) // 2]}…{text[-((width - 1) // 2) :]}"
 
 
 @_styled

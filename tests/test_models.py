@@ -29,6 +29,7 @@ from course_lib.models import (
     find_small_model,
     load_model,
     load_small_model,
+    save_model,
     tiny_model,
 )
 
@@ -102,6 +103,16 @@ def test_tiny_model_takes_a_four_dimensional_mask_and_positions(architecture):
     positions = torch.arange(4)[None]
     masked = model(TOKENS[:1], attention_mask=mask, position_ids=positions).logits
     torch.testing.assert_close(masked, model(TOKENS[:1]).logits)
+
+
+def test_a_saved_model_is_the_same_when_loaded_and_nothing_is_printed(folder, tmp_path, capfd):
+    model, tokenizer = load_model(folder, device="cpu")
+    capfd.readouterr()
+    save_model(model, tokenizer, tmp_path / "kept")
+    assert capfd.readouterr() == ("", "")
+    again, its_tokenizer = load_model(tmp_path / "kept", device="cpu")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert its_tokenizer.get_vocab() == tokenizer.get_vocab() and its_tokenizer.eos_token == "w2"
 
 
 def test_tiny_model_settings():

@@ -130,13 +130,26 @@ def test_token_tree_has_a_box_a_path_and_counts_every_token_once():
     written = tree.positions == 4
     written |= tree.positions == 5
     ax = plots.token_tree(tree, words[: len(tree.tokens)], written, title="10 tokens run instead of 21")
-    assert [text for text in texts(ax.figure) if "sequences" not in text] == [
+    assert [text for text in texts(ax.figure) if "hatched" not in text] == [
         "What is\n2 tokens", " 7 + 12\n2 tokens", " 1", " 2. · 2", "× 2", " 3? · 2", " x",
     ]  # fmt: skip
     assert [p.get_hatch() is None for p in ax.patches] == [False, False, True, True, False, True]
     spans = [(round(p.get_y(), 2), round(p.get_y() + p.get_height(), 2)) for p in ax.patches]
     assert spans[:2] == [(0.06, 2.94), (0.06, 1.94)] and spans[-1] == (2.06, 2.94)
     check_page(ax.figure)
+
+
+def test_token_tree_shortens_its_texts_until_they_fit():
+    rows = [[*range(40), 50 + p, 60, *(100 * p + 10 * d + k for d in range(6)), 7] for p in range(3) for k in range(2)]
+    rows += [[*rows[0][:44], 9, 9, 9], [*rows[0][:45], 8, 8]]
+    tree = build_tree(rows)
+    words = [f" word{t}" for t in tree.tokens.tolist()]
+    ax = plots.token_tree(tree, words, tree.positions >= 42, title="t")
+    check_page(ax.figure)
+    inside = [t for t in ax.texts if not t.get_text().startswith(("×", "hatched"))]
+    for box, text in zip(ax.patches, inside, strict=True):
+        frame, words = box.get_window_extent().padded(1), text.get_window_extent()
+        assert frame.x0 <= words.x0 and words.x1 <= frame.x1, text.get_text()
 
 
 def test_token_tree_of_a_real_size_fits_the_page():
