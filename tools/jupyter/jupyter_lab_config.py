@@ -15,4 +15,4 @@ c.LabApp.news_url = None
 c.LabApp.check_for_updates_class = "jupyterlab.NeverCheckForUpdate"
 c.LabApp.extension_manager = "readonly"
 c.ServerApp.log_level = "WARN"  # the address is printed all the same
-c.ServerApp.websocket_ping_timeout = 30  # seconds; Jupyter warns about its own, longer default
+c.ServerApp.tornado_settings = {"ws_ping_timeout": 30_000}  # ms; Jupyter warns about its own 90,000
