@@ -21,7 +21,14 @@ from course_lib.trajectories import Call, Trajectory, stepwise_batch
 
 TOKENIZER = word_tokenizer()
 QUICK = GRPOConfig(
-    steps=4, prompts_per_step=4, group_size=4, max_new_tokens=2, temperature=1.0, max_resamples=0, learning_rate=1e-2, seed=5
+    steps=4,
+    prompts_per_step=4,
+    group_size=4,
+    max_new_tokens=2,
+    temperature=1.0,
+    max_resamples=0,
+    learning_rate=1e-2,
+    seed=5,
 )
 
 
