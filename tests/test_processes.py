@@ -51,10 +51,10 @@ def launch(folder, processes, kind="one-call", kill="", check=True):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["one-call", "many-calls"])
-def test_two_and_four_processes_learn_what_one_learns(tmp_path, kind):
+@pytest.mark.parametrize(("kind", "counts"), [("one-call", (2, 4)), ("many-calls", (2,))])
+def test_several_processes_learn_what_one_learns(tmp_path, kind, counts):
     results = {}
-    for processes in (1, 2, 4):
+    for processes in (1, *counts):
         folder = tmp_path / str(processes)
         folder.mkdir()
         launch(folder, processes, kind)
@@ -63,10 +63,12 @@ def test_two_and_four_processes_learn_what_one_learns(tmp_path, kind):
             json.loads((folder / "history.json").read_text()),
         )
     weights, history = results[1]
-    for processes in (2, 4):
+    for processes in counts:
         assert torch.allclose(results[processes][0], weights, rtol=0, atol=1e-9)
         for one, other in zip(history, results[processes][1], strict=True):
-            assert other == pytest.approx(one, abs=1e-6)
+            # Every process repeats the prefixes of its rows, so more tokens are run, to the same end.
+            assert other.pop("tokens_run") >= one["tokens_run"]
+            assert other == pytest.approx({k: v for k, v in one.items() if k != "tokens_run"}, abs=1e-6)
     assert history[0]["groups_dropped"] + history[1]["groups_dropped"] > 0 or kind == "many-calls"
 
 
