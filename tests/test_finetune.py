@@ -32,7 +32,8 @@ def test_it_prints_before_after_and_replies(folder, capsys):
     assert finetune(folder) == 0
     output = capsys.readouterr().out
     accuracy = r"[\d.]+% of 1 \(95 % interval [\d.]+% to [\d.]+%\)"
-    assert re.search(rf"before: {accuracy}\n2 steps in .* minutes.*\nafter:  {accuracy}\n  '.*' -> .* \(reward [01]\)", output)
+    pattern = rf"before: {accuracy}\n2 steps in .* minutes.*\nafter:  {accuracy}\n  '.*' -> .* \(reward [01]\)"
+    assert re.search(pattern, output)
 
 
 def test_it_stops_and_resumes(folder, tmp_path, capsys):
