@@ -1,0 +1,476 @@
+r"""The index of the course: from an equation to its function, test, exercise, and its names in TRL and verl.
+
+Everything is text, so nothing is imported for it; tests/test_index.py checks that every name exists.
+`python tools/index.py` writes the table into README.md.
+"""
+
+from dataclasses import dataclass
+
+NOTE = (
+    "A test's name is its sentence with underscores after `test_`. TRL: options of `GRPOConfig`. verl: keys of its PPO "
+    "trainer's configuration; `actor.` and `rollout.` stand below `actor_rollout_ref.`."
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    r"""One idea of the course.
+
+    Args:
+        lesson: Number of the lesson that derives it.
+        heading: The section's heading in that lesson, without "## "; empty while the lesson is not written.
+        name: What it is called.
+        formula: LaTeX, a line each where one would be too wide for a table, and without "|", which would end the cell.
+        functions: Dotted names below `course_lib`.
+        tests: "test_losses.py::test_kl_by_enumeration", below tests/.
+        exercises: Their ids.
+        trl: Options of TRL's GRPOConfig, each in backticks as `name` or `name=value`.
+        verl: The same for verl, without `actor_rollout_ref.`.
+    """
+
+    lesson: int
+    heading: str
+    name: str
+    formula: str
+    functions: tuple[str, ...]
+    tests: tuple[str, ...]
+    exercises: tuple[str, ...] = ()
+    trl: str = ""
+    verl: str = ""
+
+
+class MarkdownTable(str):
+    """Markdown that a notebook shows as a table, and `print` as text."""
+
+    __slots__ = ()
+
+    def _repr_markdown_(self) -> str:
+        return str(self)
+
+
+def index_table(lesson: int | None = None) -> MarkdownTable:
+    """The index as a table for a notebook: the last expression of a cell shows it.
+
+    Args:
+        lesson: Only what this lesson derives; None for all.
+
+    Example:
+        >>> [line[:32] for line in index_table(3).splitlines()[2:4]]
+        ['| 03 · expected grad-log-prob (E', '| 03 · leave-one-out baseline<br']
+    """
+    chosen = [entry for entry in ENTRIES if lesson in (None, entry.lesson)]
+    return MarkdownTable(_table(chosen, lessons="", root="../", math="${}$") + "\n\n" + NOTE)
+
+
+def readme_table() -> str:
+    """The whole index, with links from the repository's root and formulas as code-hosting pages read them."""
+    return _table(ENTRIES, lessons="notebooks/", root="", math="$`{}`$") + "\n\n" + NOTE
+
+
+def _table(entries, *, lessons: str, root: str, math: str) -> str:
+    """Markdown rows; `lessons` and `root` are the ways to notebooks/ and to the repository's root."""
+    wide = "&emsp;" * 10  # formulas shrink where a browser leaves their column too little room
+    lines = [
+        f"| equation{wide} | function, and the tests that hold it | exercise | in TRL and verl |",
+        "|---|---|---|---|",
+    ]
+    for entry in entries:
+        where = f"{entry.lesson:02d}"
+        if entry.heading:
+            where = f"[{where}]({lessons}{NOTEBOOKS[entry.lesson]}#{entry.heading.replace(' ', '-')})"
+        functions = [f"[`{name}`]({root}course_lib/{_source(name)})" for name in entry.functions]
+        tests = [f"[{_sentence(test)}]({root}tests/{test.partition('::')[0]})" for test in entry.tests]
+        elsewhere = [f"{library}: {names}" for library, names in (("TRL", entry.trl), ("verl", entry.verl)) if names]
+        cells = (
+            "<br>".join([f"{where} · {entry.name}", *map(math.format, entry.formula.splitlines())]),
+            "<br>".join(functions + tests),
+            "<br>".join(entry.exercises),
+            "<br>".join(elsewhere),
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _sentence(test: str) -> str:
+    """What a test says: "test_losses.py::test_owners_are_one_vote_each" → "owners are one vote each"."""
+    return test.partition("::test_")[2].replace("_", " ")
+
+
+def _source(name: str) -> str:
+    """Where a dotted name is written, "losses.token_weights" → "losses.py"."""
+    module = name.partition(".")[0]
+    return f"{module}/" if module in ("toy", "exercises") else f"{module}.py"
+
+
+NOTEBOOKS = {
+    1: "01_policies_and_objectives.ipynb",
+    2: "02_reinforce.ipynb",
+    3: "03_baselines.ipynb",
+    4: "04_ppo_clipping.ipynb",
+    5: "05_grpo.ipynb",
+}
+
+ENTRIES = (
+    Entry(
+        lesson=1,
+        heading="2 The log-probability of a response is a sum",
+        name="log-probability of a response",
+        formula=r"\sum_k\log\pi_\theta(y_k\mid x,y_{<k})",
+        functions=("logprobs.token_log_probs", "logprobs.response_log_probs"),
+        tests=(
+            "test_toy.py::test_log_probability_is_a_sum_of_context_dependent_logs",
+            "test_logprobs.py::test_value_and_gradient_equal_log_softmax",
+        ),
+        exercises=("01.1",),
+    ),
+    Entry(
+        lesson=1,
+        heading="3 What temperature does to log-probabilities",
+        name="temperature",
+        formula=r"\log\pi_\tau(v)=z_v/\tau-\log\sum_u e^{z_u/\tau}",
+        functions=("logprobs.token_log_probs",),
+        tests=("test_logprobs.py::test_the_temperature_is_inside",),
+        exercises=("01.2",),
+        trl="`temperature`",
+        verl="`rollout.temperature`",
+    ),
+    Entry(
+        lesson=1,
+        heading="2 The log-probability of a response is a sum",
+        name="which tokens are the response",
+        formula=r"m_k=1\ \text{up to the first end}",
+        functions=("logprobs.response_mask",),
+        tests=("test_logprobs.py::test_the_first_end_is_trained_where_padding_has_the_same_id",),
+        trl="`mask_truncated_completions` drops responses that never end",
+    ),
+    Entry(
+        lesson=1,
+        heading="4 The objective",
+        name="objective and its gradient",
+        formula=r"J=\sum_{x,y}D(x)\,\pi_\theta(y\mid x)\,R(x,y)",
+        functions=("toy.EnumerablePolicy.objective", "toy.EnumerablePolicy.gradient"),
+        tests=("test_toy.py::test_gradient_is_the_score_form_and_finite_differences",),
+        exercises=("01.3", "01.5"),
+        trl="`reward_weights` of the reward functions",
+        verl="`reward.custom_reward_function.path`",
+    ),
+    Entry(
+        lesson=1,
+        heading="6 Estimating J from samples",
+        name="Monte Carlo error of J",
+        formula=r"\sqrt{J(1-J)/N}",
+        functions=("toy.EnumerablePolicy.sample",),
+        tests=("test_toy.py::test_sampling_frequencies_and_groups",),
+        exercises=("01.4",),
+    ),
+    Entry(
+        lesson=2,
+        heading="3 The estimator",
+        name="REINFORCE",
+        formula=r"\nabla J=\mathbb{E}[R\,\nabla\log\pi_\theta(y\mid x)]",
+        functions=("losses.reinforce_loss", "toy.Samples.policy_gradient"),
+        tests=("test_toy.py::test_reinforce_and_leave_one_out_are_unbiased",),
+        exercises=("02.1", "02.2", "02.3", "02.5"),
+    ),
+    Entry(
+        lesson=2,
+        heading="6 Does every token deserve the whole reward?",
+        name="reward-to-go",
+        formula=r"\sum_k\nabla\log\pi_\theta(y_k\mid\cdot)\sum_{l\ge k}r_l",
+        functions=("toy.Samples.policy_gradient",),
+        tests=("test_toy.py::test_token_advantages_and_row_advantages_agree",),
+        exercises=("02.4",),
+    ),
+    Entry(
+        lesson=3,
+        heading="",
+        name="expected grad-log-prob (EGLP)",
+        formula=r"\mathbb{E}[\nabla\log\pi_\theta(y\mid x)]=0",
+        functions=("toy.EnumerablePolicy.scores",),
+        tests=("test_toy.py::test_scores_have_mean_zero",),
+        exercises=("03.4",),
+    ),
+    Entry(
+        lesson=3,
+        heading="",
+        name="leave-one-out baseline",
+        formula=r"A_i=r_i-\tfrac{1}{G-1}\sum_{j\ne i}r_j",
+        functions=("advantages.leave_one_out_advantages",),
+        tests=(
+            "test_advantages.py::test_group_mean_is_a_shrunken_leave_one_out",
+            "test_advantages.py::test_expected_gradient_of_both_baselines",
+        ),
+        exercises=("03.1", "03.2"),
+        trl="`RLOOTrainer`",
+        verl="`algorithm.adv_estimator=rloo`",
+    ),
+    Entry(
+        lesson=3,
+        heading="",
+        name="baseline of least variance",
+        formula=r"b^*=\mathbb{E}[R\,\lVert s\rVert^2]/\mathbb{E}[\lVert s\rVert^2],\ s=\nabla\log\pi",
+        functions=("toy.optimal_baseline", "toy.moments"),
+        tests=("test_toy.py::test_optimal_baseline_is_the_minimum_of_a_scan",),
+        exercises=("03.3", "03.5"),
+        verl="`algorithm.adv_estimator=optimal_token_baseline`, token by token",
+    ),
+    Entry(
+        lesson=4,
+        heading="",
+        name="importance ratio",
+        formula=r"\rho_k=\pi_\theta(y_k\mid\cdot)/\pi_{\text{old}}(y_k\mid\cdot)",
+        functions=("losses.clipped_surrogate",),
+        tests=(
+            "test_losses.py::test_the_first_step_is_reinforce",
+            "test_losses.py::test_the_ratio_leaves_one_in_the_second_epoch",
+        ),
+        exercises=("04.5",),
+        trl="`num_iterations`, `steps_per_generation`",
+        verl="`actor.ppo_epochs`, `actor.ppo_mini_batch_size`",
+    ),
+    Entry(
+        lesson=4,
+        heading="",
+        name="clipped surrogate",
+        formula=r"\min(\rho A,\ \mathrm{clip}(\rho)A)",
+        functions=("losses.clipped_surrogate", "plots.clip_plane"),
+        tests=("test_losses.py::test_six_regions_of_the_clip",),
+        exercises=("04.1", "04.2", "04.3"),
+        trl="`epsilon`, `epsilon_high`",
+        verl="`actor.clip_ratio_low`, `actor.clip_ratio_high`",
+    ),
+    Entry(
+        lesson=4,
+        heading="",
+        name="dual clip",
+        formula=r"\max(\min(\cdots),\ cA)\ \text{where}\ A<0",
+        functions=("losses.clipped_surrogate",),
+        tests=("test_losses.py::test_dual_clip_bounds_the_loss_of_negative_advantages",),
+        trl="`delta`",
+        verl="`actor.clip_ratio_c`",
+    ),
+    Entry(
+        lesson=4,
+        heading="",
+        name="generalised advantage estimation",
+        formula="A_k=\\delta_k+\\gamma\\lambda A_{k+1}\n\\delta_k=r_k+\\gamma V_{k+1}-V_k",
+        functions=("advantages.generalized_advantages",),
+        tests=(
+            "test_advantages.py::test_gae_extremes",
+            "test_advantages.py::test_gae_skips_what_the_policy_did_not_produce",
+        ),
+        exercises=("04.4",),
+        verl="`algorithm.adv_estimator=gae`, `algorithm.gamma`, `algorithm.lam`, `critic.cliprange_value`",
+    ),
+    Entry(
+        lesson=5,
+        heading="1 From critic to group",
+        name="group-relative advantage",
+        formula=r"A_i=(r_i-\bar r)\,/\,\sigma",
+        functions=("advantages.group_relative_advantages",),
+        tests=(
+            "test_advantages.py::test_each_group_sums_to_zero_with_unit_std",
+            "test_advantages.py::test_groups_of_different_sizes_anywhere_in_the_batch",
+        ),
+        exercises=("05.1",),
+        trl="`num_generations` is G",
+        verl="`algorithm.adv_estimator=grpo`, `rollout.n` is G",
+    ),
+    Entry(
+        lesson=5,
+        heading="2 Right or wrong: the closed forms",
+        name="binary rewards",
+        formula="A_{\\text{success}}=\\sqrt{(1-\\hat p)/\\hat p}\nA_{\\text{failure}}=-\\sqrt{\\hat p/(1-\\hat p)}",
+        functions=("advantages.group_relative_advantages",),
+        tests=(
+            "test_advantages.py::test_binary_rewards_follow_the_closed_forms",
+            "test_advantages.py::test_sample_std_and_eps_as_in_trl",
+        ),
+        exercises=("05.2",),
+        trl="sample std + 1e-4",
+        verl="sample std + 1e-6",
+    ),
+    Entry(
+        lesson=5,
+        heading="3 What dividing by the standard deviation does",
+        name="dividing by the std, or not",
+        formula="\\sum_x D(x)\\,w_G(p_x)\\,\\nabla J_x\nw_\\infty=1/\\sqrt{p(1-p)}",
+        functions=("advantages.group_relative_advantages",),
+        tests=(
+            "test_toy_agents.py::test_std_division_rescales_the_gradient_of_one_prompt",
+            "test_toy_agents.py::test_std_division_bends_the_gradient_of_two_prompts",
+        ),
+        trl='`scale_rewards="group"`, `"batch"` or `"none"` (Dr. GRPO)',
+        verl="`algorithm.norm_adv_by_std_in_grpo`",
+    ),
+    Entry(
+        lesson=5,
+        heading="4 How large a group?",
+        name="groups without signal",
+        formula=r"r_1=\dots=r_G\ \Rightarrow\ A=0",
+        functions=("advantages.informative_groups", "advantages.group_relative_advantages"),
+        tests=(
+            "test_advantages.py::test_equal_rewards_give_exactly_zero",
+            "test_advantages.py::test_a_group_of_one_says_nothing",
+            "test_advantages.py::test_rewards_that_differ_by_rounding_count_as_equal",
+        ),
+        exercises=("05.1",),
+        trl="metric `frac_reward_zero_std`; refuses G = 1",
+        verl="`algorithm.filter_groups.enable`; G = 1 keeps the raw reward",
+    ),
+    Entry(
+        lesson=5,
+        heading="5 One weight per token",
+        name="sequence-sum",
+        formula=r"w_{ik}=1/B",
+        functions=("losses.token_weights", "losses.aggregate"),
+        tests=("test_losses.py::test_weights_follow_the_table",),
+        exercises=("05.3",),
+        verl="`actor.loss_agg_mode=seq-mean-token-sum`",
+    ),
+    Entry(
+        lesson=5,
+        heading="6 Length bias",
+        name="sequence-mean (GRPO as published)",
+        formula=r"w_{ik}=1/(B\,\lvert y_i\rvert)",
+        functions=("losses.token_weights",),
+        tests=(
+            "test_losses.py::test_weights_follow_the_table",
+            "test_toy_agents.py::test_length_normalised_weights_follow_another_gradient",
+        ),
+        exercises=("05.3",),
+        trl='`loss_type="grpo"`',
+        verl="`actor.loss_agg_mode=seq-mean-token-mean`",
+    ),
+    Entry(
+        lesson=5,
+        heading="6 Length bias",
+        name="token-mean (DAPO)",
+        formula=r"w_{ik}=1/\sum_j\lvert y_j\rvert",
+        functions=("losses.token_weights",),
+        tests=(
+            "test_losses.py::test_micro_batches_add_up_to_the_batch",
+            "test_losses.py::test_token_mean_over_micro_batches_is_not_the_mean_of_their_means",
+        ),
+        exercises=("05.3", "05.4"),
+        trl='`loss_type="dapo"`; `"bnpo"` counts the tokens of the micro-batch only',
+        verl="`actor.loss_agg_mode=token-mean`",
+    ),
+    Entry(
+        lesson=5,
+        heading="6 Length bias",
+        name="fixed-length (Dr. GRPO)",
+        formula=r"w_{ik}=1/(B\,L_{\max})",
+        functions=("losses.token_weights",),
+        tests=("test_losses.py::test_weights_follow_the_table",),
+        exercises=("05.3",),
+        trl='`loss_type="dr_grpo"`, `max_completion_length`',
+        verl="`actor.loss_agg_mode=seq-mean-token-sum-norm`, `actor.loss_scale_factor`",
+    ),
+    Entry(
+        lesson=5,
+        heading="7 The KL penalty",
+        name="KL estimates",
+        formula="k_1=-x,\\ k_2=x^2/2\nk_3=e^x-1-x\nx=\\log\\pi_{\\text{ref}}-\\log\\pi_\\theta",
+        functions=("losses.kl_estimate", "losses.grpo_loss"),
+        tests=(
+            "test_losses.py::test_kl_values",
+            "test_losses.py::test_kl_by_enumeration",
+            "test_losses.py::test_k3_keeps_its_gradient_in_every_precision",
+        ),
+        exercises=("05.5", "05.6"),
+        trl="`beta`, always k3; `use_bias_correction_kl` multiplies it by ρ",
+        verl=(
+            "`actor.use_kl_loss`, `actor.kl_loss_coef`, `actor.kl_loss_type=kl` (k1), `mse` (k2), `low_var_kl` (k3); "
+            "in the reward: `algorithm.use_kl_in_reward`"
+        ),
+    ),
+    Entry(
+        lesson=5,
+        heading="8 GSPO: one ratio per response",
+        name="GSPO's ratio",
+        formula=r"s_i=(\pi_\theta/\pi_{\text{old}})^{1/\lvert y_i\rvert}",
+        functions=("losses.clipped_surrogate",),
+        tests=("test_losses.py::test_sequence_ratio_is_the_exponential_of_the_mean_log_ratio",),
+        exercises=("05.7",),
+        trl='`importance_sampling_level="sequence"`',
+        verl="`actor.policy_loss.loss_mode=gspo`",
+    ),
+    Entry(
+        lesson=5,
+        heading="9 The whole loss, live",
+        name="the whole loss",
+        formula=r"\sum_{i,k}w_{ik}(\ell_{ik}+\beta\,\widehat{\mathrm{KL}}_{ik})",
+        functions=("losses.grpo_loss",),
+        tests=("test_losses.py::test_gradients_against_finite_differences", "test_losses.py::test_metrics_by_hand"),
+    ),
+    Entry(
+        lesson=6,
+        heading="",
+        name="dynamic sampling",
+        formula=r"P(\text{no signal})=p^G+(1-p)^G",
+        functions=("advantages.informative_groups", "training.GRPOTrainer"),
+        tests=("test_training.py::test_dead_groups_are_drawn_again_then_dropped_and_counted",),
+        verl="`algorithm.filter_groups.enable`, `algorithm.filter_groups.max_num_gen_batches`",
+    ),
+    Entry(
+        lesson=6,
+        heading="",
+        name="entropy of a token",
+        formula=r"-\sum_v\pi_\theta(v\mid\cdot)\log\pi_\theta(v\mid\cdot)",
+        functions=("logprobs.token_entropy",),
+        tests=("test_logprobs.py::test_entropy_is_the_expected_surprise",),
+        trl="`entropy_coef`",
+        verl="`actor.entropy_coeff`",
+    ),
+    Entry(
+        lesson=6,
+        heading="",
+        name="truncated importance weight",
+        formula=r"\min(\pi_{\text{old}}/\pi_{\text{rollout}},\ C)",
+        functions=("losses.truncated_importance_weights", "losses.grpo_loss"),
+        tests=(
+            "test_losses.py::test_importance_weights_by_token_and_sequence",
+            "test_losses.py::test_the_importance_weight_multiplies_the_policy_term_only",
+        ),
+        trl=(
+            "`vllm_importance_sampling_correction`, `vllm_importance_sampling_mode=token_truncate`, "
+            "`vllm_importance_sampling_clip_max` (`vllm_importance_sampling_cap` before)"
+        ),
+        verl="`algorithm.rollout_correction.rollout_is`, `algorithm.rollout_correction.rollout_is_threshold`",
+    ),
+    Entry(
+        lesson=7,
+        heading="",
+        name="a trajectory's score splits by call",
+        formula=r"\sum_j\nabla\log\pi_\theta(y_j\mid c_j)",
+        functions=("trajectories.Trajectory", "trajectories.segments"),
+        tests=(
+            "test_toy_agents.py::test_the_score_splits_by_call_and_the_environment_has_none",
+            "test_trajectories.py::test_an_append_only_agent_is_its_transcript",
+        ),
+        verl="`rollout.multi_turn.enable`",
+    ),
+    Entry(
+        lesson=8,
+        heading="",
+        name="stepwise GRPO",
+        formula=r"\sum_i A_i\sum_j\nabla\log\pi_\theta(y_{ij}\mid c_{ij})",
+        functions=("trajectories.trajectory_advantages", "trajectories.stepwise_batch"),
+        tests=(
+            "test_trajectories.py::test_the_baseline_is_over_trajectories_not_steps",
+            "test_toy_agents.py::test_stepwise_with_leave_one_out_over_trajectories_is_exact",
+        ),
+    ),
+    Entry(
+        lesson=8,
+        heading="",
+        name="one vote a trajectory",
+        formula=r"w_{ik}=1/(N\cdot\text{its tokens})",
+        functions=("losses.token_weights",),
+        tests=(
+            "test_losses.py::test_owners_are_one_vote_each",
+            "test_trajectories.py::test_a_trajectory_has_one_vote_however_many_segments_it_has",
+        ),
+    ),
+)
