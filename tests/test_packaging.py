@@ -30,11 +30,11 @@ LAYERS = (
     {"toy", "models", "checkpoints"},
     {"sampling", "processes"},
     {"training"},
-    {"plots", "exercises", "doctor", "finetune"},
+    {"plots", "exercises", "index", "doctor", "finetune"},
     {"__main__"},
 )
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}
-WITHOUT_TRANSFORMERS = set.union(*LAYERS[:3]) | {"toy", "checkpoints", "plots", "exercises"}
+WITHOUT_TRANSFORMERS = set.union(*LAYERS[:3]) | {"toy", "checkpoints", "plots", "exercises", "index"}
 SOURCES = sorted((ROOT / "course_lib").rglob("*.py"))
 
 
