@@ -183,7 +183,7 @@ ENTRIES = (
     ),
     Entry(
         lesson=3,
-        heading="",
+        heading="2 The lemma",
         name="expected grad-log-prob (EGLP)",
         formula=r"\mathbb{E}[\nabla\log\pi_\theta(y\mid x)]=0",
         functions=("toy.EnumerablePolicy.scores",),
@@ -192,7 +192,7 @@ ENTRIES = (
     ),
     Entry(
         lesson=3,
-        heading="",
+        heading="4 The group as its own baseline",
         name="leave-one-out baseline",
         formula=r"A_i=r_i-\tfrac{1}{G-1}\sum_{j\ne i}r_j",
         functions=("advantages.leave_one_out_advantages",),
@@ -206,7 +206,7 @@ ENTRIES = (
     ),
     Entry(
         lesson=3,
-        heading="",
+        heading="3 The variance is a parabola",
         name="baseline of least variance",
         formula=r"b^*=\mathbb{E}[R\,\lVert s\rVert^2]/\mathbb{E}[\lVert s\rVert^2],\ s=\nabla\log\pi",
         functions=("toy.optimal_baseline", "toy.moments"),
@@ -216,7 +216,7 @@ ENTRIES = (
     ),
     Entry(
         lesson=4,
-        heading="",
+        heading="4 The first step is REINFORCE",
         name="importance ratio",
         formula=r"\rho_k=\pi_\theta(y_k\mid\cdot)/\pi_{\text{old}}(y_k\mid\cdot)",
         functions=("losses.clipped_surrogate",),
@@ -230,7 +230,7 @@ ENTRIES = (
     ),
     Entry(
         lesson=4,
-        heading="",
+        heading="5 The clip",
         name="clipped surrogate",
         formula=r"\min(\rho A,\ \mathrm{clip}(\rho)A)",
         functions=("losses.clipped_surrogate", "plots.clip_plane"),
@@ -241,7 +241,7 @@ ENTRIES = (
     ),
     Entry(
         lesson=4,
-        heading="",
+        heading="7 What the clip does not do",
         name="dual clip",
         formula=r"\max(\min(\cdots),\ cA)\ \text{where}\ A<0",
         functions=("losses.clipped_surrogate",),
@@ -251,7 +251,7 @@ ENTRIES = (
     ),
     Entry(
         lesson=4,
-        heading="",
+        heading="9 GAE",
         name="generalised advantage estimation",
         formula="A_k=\\delta_k+\\gamma\\lambda A_{k+1}\n\\delta_k=r_k+\\gamma V_{k+1}-V_k",
         functions=("advantages.generalized_advantages",),
