@@ -55,8 +55,8 @@ def index_table(lesson: int | None = None) -> MarkdownTable:
         lesson: Only what this lesson derives; None for all.
 
     Example:
-        >>> [line[:32] for line in index_table(3).splitlines()[2:4]]
-        ['| 03 · expected grad-log-prob (E', '| 03 · leave-one-out baseline<br']
+        >>> [line.partition(" · ")[2].partition("<br>")[0] for line in index_table(3).splitlines()[2:4]]
+        ['expected grad-log-prob (EGLP)', 'leave-one-out baseline']
     """
     chosen = [entry for entry in ENTRIES if lesson in (None, entry.lesson)]
     return MarkdownTable(_table(chosen, lessons="", root="../", math="${}$") + "\n\n" + NOTE)
@@ -165,12 +165,42 @@ ENTRIES = (
     ),
     Entry(
         lesson=2,
+        heading="2 What a score looks like",
+        name="score of a softmax",
+        formula=r"\partial\log\pi(a)/\partial z_v=\mathbb{1}[v=a]-\pi(v)",
+        functions=("toy.EnumerablePolicy.token_scores", "toy.EnumerablePolicy.scores"),
+        tests=("test_toy.py::test_token_scores_are_autograd_of_log_probs",),
+        exercises=("02.1", "02.5"),
+    ),
+    Entry(
+        lesson=2,
         heading="3 The estimator",
         name="REINFORCE",
         formula=r"\nabla J=\mathbb{E}[R\,\nabla\log\pi_\theta(y\mid x)]",
-        functions=("losses.reinforce_loss", "toy.Samples.policy_gradient"),
+        functions=("toy.Samples.policy_gradient",),
         tests=("test_toy.py::test_reinforce_and_leave_one_out_are_unbiased",),
-        exercises=("02.1", "02.2", "02.3", "02.5"),
+        exercises=("02.2",),
+    ),
+    Entry(
+        lesson=2,
+        heading="4 How wrong is one estimate?",
+        name="variance of an estimator",
+        formula=r"\mathbb{E}\lVert\hat g-\mathbb{E}\,\hat g\rVert^2",
+        functions=("toy.moments",),
+        tests=(
+            "test_toy.py::test_moments_equal_a_loop_over_every_ordered_group",
+            "test_toy.py::test_the_mean_of_independent_samples_divides_the_covariance",
+        ),
+    ),
+    Entry(
+        lesson=2,
+        heading="5 A loss for autograd",
+        name="surrogate loss",
+        formula=r"-\tfrac{1}{N}\sum_i R_i\sum_k\log\pi_\theta(y_{ik}\mid\cdot)",
+        functions=("losses.reinforce_loss", "toy.from_loss"),
+        tests=("test_toy.py::test_the_surrogate_loss_has_the_policy_gradient",),
+        exercises=("02.3",),
+        verl="`actor.loss_agg_mode=seq-mean-token-sum`",
     ),
     Entry(
         lesson=2,
@@ -180,6 +210,7 @@ ENTRIES = (
         functions=("toy.Samples.policy_gradient",),
         tests=("test_toy.py::test_token_advantages_and_row_advantages_agree",),
         exercises=("02.4",),
+        verl="`algorithm.adv_estimator=reinforce_plus_plus`, `algorithm.gamma`",
     ),
     Entry(
         lesson=3,

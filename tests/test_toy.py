@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib import toy
-from course_lib.losses import grpo_loss
+from course_lib.losses import grpo_loss, reinforce_loss
 
 TINY = {"rtol": 0, "atol": 1e-12}
 
@@ -162,6 +162,15 @@ def test_loss_estimators(policy):
         found = toy.moments(policy, estimator, 2)
         torch.testing.assert_close(found.mean, by_hand.mean, **TINY)
         torch.testing.assert_close(found.covariance, by_hand.covariance, **TINY)
+
+
+def test_the_surrogate_loss_has_the_policy_gradient(policy):
+    """On responses of unequal length: sum over tokens, mean over responses."""
+    samples = policy.sample(1, 6, seed=3)
+    assert len(set(samples.mask.sum(dim=1).tolist())) > 1 and samples.rewards.any()
+    by_loss = toy.from_loss(lambda log_probs, s: reinforce_loss(log_probs, s.rewards, s.mask))
+    torch.testing.assert_close(by_loss(samples), samples.policy_gradient(samples.rewards), **TINY)
+    torch.testing.assert_close(toy.moments(policy, by_loss, 2).mean, policy.gradient(), **TINY)
 
 
 def test_several_steps_equal_gradient_descent_written_out():
