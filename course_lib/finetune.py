@@ -6,16 +6,16 @@ which knows no terminal.
 
 import argparse
 import builtins
-import json
-import sys
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from course_lib import runs
 from course_lib.models import load_model, load_small_model
 from course_lib.processes import join, rank
+from course_lib.runs import Evaluation
 from course_lib.tasks import Arithmetic, Task, load_jsonl
-from course_lib.training import PRESETS, Evaluation, GRPOConfig, GRPOTrainer
+from course_lib.training import PRESETS, GRPOConfig, GRPOTrainer
 
 ATTRIBUTE_LINES = {
     name.strip(): text.strip()
@@ -119,25 +119,16 @@ def _task(options: argparse.Namespace, seed: int) -> Task:
 
 
 def _peak_memory() -> str:
-    """The most memory this process had, where the operating system keeps count of it."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return ""
-    unit = 2**30 if sys.platform == "darwin" else 2**20
-    return f", at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit:.1f} GiB of memory"
+    peak = runs.peak_memory().get("peak_memory_gib")
+    return f", at most {peak:.1f} GiB of memory" if peak else ""
 
 
 def _store(trainer: GRPOTrainer, name: str, result: Evaluation) -> None:
     """Keeps an evaluation beside the run's metrics, so that a resumed run need not repeat the first."""
     if trainer.output is not None and rank() == 0:
-        trainer.output.mkdir(parents=True, exist_ok=True)
-        (trainer.output / f"evaluation_{name}.json").write_text(json.dumps(asdict(result)))
+        runs.write_evaluation(trainer.output / f"evaluation_{name}.json", result)
 
 
 def _stored(trainer: GRPOTrainer, name: str) -> Evaluation | None:
     path = Path(trainer.output or ".") / f"evaluation_{name}.json"
-    if trainer.step == 0 or not path.exists():
-        return None
-    kept = json.loads(path.read_text())
-    return Evaluation(kept["correct"], kept["total"], tuple(map(tuple, kept["replies"])))
+    return runs.read_evaluation(path) if trainer.step and path.exists() else None

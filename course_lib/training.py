@@ -30,12 +30,11 @@ from course_lib.logprobs import ScoredTokens, score_tokens
 from course_lib.losses import grpo_loss, token_weights
 from course_lib.models import autocast_dtype, save_model
 from course_lib.processes import rank, share, size, sum_gradients, wait
+from course_lib.runs import Evaluation, Metrics, begin_session, end_session
 from course_lib.sampling import sample_trajectories
 from course_lib.tasks import Problem, Task
 from course_lib.trajectories import SegmentBatch, Trajectory, stepwise_batch, trajectory_advantages
 from course_lib.tree import split_rows, tree_size
-
-Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -139,60 +138,6 @@ PRESETS = {
 }
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """Greedy success on held-out problems with its 95 % Wilson interval, and the first replies."""
-
-    correct: int
-    total: int
-    replies: tuple[tuple[str, str, float], ...]
-    """(prompt, last reply, reward) of each problem."""
-
-    @property
-    def accuracy(self) -> float:
-        """Fraction solved."""
-        return self.correct / self.total
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % Wilson interval of the fraction."""
-        return wilson_interval(self.correct, self.total)
-
-    def __str__(self) -> str:
-        low, high = self.interval
-        return f"{self.accuracy:.1%} of {self.total} (95 % interval {low:.1%} to {high:.1%})"
-
-
-def wilson_interval(successes: int, total: int, *, z: float = 1.959963984540054) -> tuple[float, float]:
-    """Wilson's score interval for a proportion: sensible also near 0 and 1, where p̂ ± z·σ̂ is not.
-
-    (p̂ + z²/2n ± z √(p̂(1−p̂)/n + z²/4n²)) / (1 + z²/n)
-
-    Args:
-        successes: k, of `total` n trials.
-        total: n ≥ 1.
-        z: normal quantile; the default gives 95 %.
-
-    Returns:
-        (low, high).
-
-    Raises:
-        ValueError: no trials, or more successes than trials.
-
-    Source:
-        Wilson (1927), Probable inference, the law of succession, and statistical inference.
-
-    Example:
-        >>> [round(bound, 3) for bound in wilson_interval(72, 200)]
-        [0.297, 0.429]
-    """
-    if total < 1 or not 0 <= successes <= total:
-        raise ValueError(f"successes: expected 0 to total={total} (total at least 1), got {successes}")
-    p, share = successes / total, z * z / total
-    centre, spread = p + share / 2, math.sqrt(share * (p * (1 - p) + share / 4))
-    return (centre - spread) / (1 + share), (centre + spread) / (1 + share)
-
-
 class GRPOTrainer:
     """Trains `model` in place by GRPO on `task`.
 
@@ -246,9 +191,12 @@ class GRPOTrainer:
         Args:
             on_step: called with each step's metrics, for example a live figure.
         """
-        if self.output is not None and rank() == 0:
+        recorded = self.output is not None and rank() == 0
+        if recorded:
             self._claim_output()
-        quiet = None if rank() == 0 else True
+            task = getattr(self.task, "name", type(self.task).__name__)
+            begin_session(self.output, task=task, model=self._model_name(), step=self.step)
+        quiet, began = None if rank() == 0 else True, time.perf_counter()
         with (
             _stop_signal() as stop,
             self._lost_process(),
@@ -264,6 +212,8 @@ class GRPOTrainer:
                     self.save()
                 if stop.is_set():
                     break
+        if recorded:
+            end_session(self.output, step=self.step, seconds=time.perf_counter() - began)
         return self.history
 
     def steps(self) -> Iterator[Metrics]:
@@ -566,6 +516,9 @@ class GRPOTrainer:
                 save_checkpoint(self.output / "checkpoints", self.step, self._write, keep=self.config.keep_checkpoints)
                 kept = f"the checkpoint of step {self.step} was written; resume from it"
             raise RuntimeError(f"another process of this run ended in step {self.step + 1}; {kept}") from error
+
+    def _model_name(self) -> str:
+        return f"{type(self.model).__name__}, {sum(p.numel() for p in self.model.parameters()):,} parameters"
 
     def _append(self, name: str, row: Metrics) -> None:
         if self.output is not None and rank() == 0:

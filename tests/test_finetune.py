@@ -45,6 +45,7 @@ def test_it_stops_and_resumes(folder, tmp_path, capsys):
         "evaluation_after.json",
         "evaluation_before.json",
         "metrics.jsonl",
+        "run.json",
         "times.jsonl",
     ]
     capsys.readouterr()

@@ -16,7 +16,7 @@ from course_lib.checkpoints import CheckpointError
 from course_lib.losses import grpo_loss, token_weights
 from course_lib.models import tiny_model
 from course_lib.tasks import Problem, SingleTurnTask
-from course_lib.training import GRPOConfig, GRPOTrainer, wilson_interval
+from course_lib.training import GRPOConfig, GRPOTrainer
 from course_lib.trajectories import Call, Trajectory, stepwise_batch
 
 TOKENIZER = word_tokenizer()
@@ -327,14 +327,6 @@ def test_an_infinite_gradient_stops_before_the_weights(monkeypatch):
         run.train()
     assert torch.equal(weights(run), before)
 
-
-def test_wilson_interval_against_the_quadratic_it_solves():
-    for successes, total in [(0, 10), (3, 10), (10, 10), (190, 200)]:
-        for bound in wilson_interval(successes, total):
-            z = 1.959963984540054
-            assert (successes / total - bound) ** 2 == pytest.approx(z * z * bound * (1 - bound) / total, abs=1e-12)
-    with pytest.raises(ValueError, match="successes: expected 0 to total=3"):
-        wilson_interval(4, 3)
 
 
 @pytest.mark.parametrize("name", training.PRESETS)

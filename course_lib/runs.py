@@ -1,0 +1,266 @@
+"""What a run leaves behind: written by the trainer that made it, read by lessons, figures and tests.
+
+A run is a folder. `config.json` holds the settings, `run.json` what made it (code, machine, versions, wall time and
+memory of each session), `metrics.jsonl` and `times.jsonl` one line a step, `evaluation_before.json` and
+`evaluation_after.json` the exams with every reply. Nothing else writes these files, so a run that is recorded was run.
+
+Below `training`, which writes through it; apart from `checkpoints`, which are what a run needs to go on and not what
+it has to tell.
+"""
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Metrics = dict[str, float]
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Success on held-out problems with its 95 % Wilson interval, and the replies."""
+
+    correct: int
+    total: int
+    replies: tuple[tuple[str, str, float], ...]
+    """(prompt, last reply, reward) of each problem."""
+
+    @property
+    def accuracy(self) -> float:
+        """Fraction solved."""
+        return self.correct / self.total
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % Wilson interval of the fraction."""
+        return wilson_interval(self.correct, self.total)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.accuracy:.1%} of {self.total} (95 % interval {low:.1%} to {high:.1%})"
+
+
+def wilson_interval(successes: int, total: int, *, z: float = 1.959963984540054) -> tuple[float, float]:
+    """Wilson's score interval for a proportion: sensible also near 0 and 1, where p̂ ± z·σ̂ is not.
+
+    (p̂ + z²/2n ± z √(p̂(1−p̂)/n + z²/4n²)) / (1 + z²/n)
+
+    Args:
+        successes: k, of `total` n trials.
+        total: n ≥ 1.
+        z: normal quantile; the default gives 95 %.
+
+    Returns:
+        (low, high).
+
+    Raises:
+        ValueError: no trials, or more successes than trials.
+
+    Source:
+        Wilson (1927), Probable inference, the law of succession, and statistical inference.
+
+    Example:
+        >>> [round(bound, 3) for bound in wilson_interval(72, 200)]
+        [0.297, 0.429]
+    """
+    if total < 1 or not 0 <= successes <= total:
+        raise ValueError(f"successes: expected 0 to total={total} (total at least 1), got {successes}")
+    p, share = successes / total, z * z / total
+    centre, spread = p + share / 2, math.sqrt(share * (p * (1 - p) + share / 4))
+    return (centre - spread) / (1 + share), (centre + spread) / (1 + share)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recorded run.
+
+    Attributes:
+        name: of its folder.
+        config: its settings.
+        made_by: task, model and the sessions (one, or one more for each resume) as `run.json` has them.
+        metrics: one row a step.
+        times: seconds of each step: "sampling", "updating", "all".
+        before, after: the exams.
+    """
+
+    name: str
+    config: dict[str, Any]
+    made_by: dict[str, Any]
+    metrics: list[Metrics]
+    times: list[Metrics]
+    before: Evaluation
+    after: Evaluation
+
+    def column(self, metric: str) -> tuple[list[int], list[float]]:
+        """Steps that have the metric, and its values.
+
+        Raises:
+            ValueError: no step has it.
+        """
+        rows = [(int(row["step"]), row[metric]) for row in self.metrics if metric in row]
+        if not rows:
+            known = sorted({name for row in self.metrics for name in row})
+            raise ValueError(f"metric: expected one of {', '.join(known)}, got {metric!r}")
+        return [step for step, _ in rows], [value for _, value in rows]
+
+    @property
+    def minutes(self) -> float:
+        """Minutes of training: sampling and updating, without the exams."""
+        return sum(row["sampling"] + row["updating"] for row in self.times) / 60
+
+    @property
+    def peak_memory(self) -> float:
+        """The most memory the process had, in GiB."""
+        return max(session["peak_memory_gib"] for session in self.made_by["sessions"])
+
+    @property
+    def hardware(self) -> str:
+        """One line: what it ran on."""
+        session = self.made_by["sessions"][-1]
+        return f"{session['device']}, {session['threads']} threads, {session['memory_gib']:.0f} GiB"
+
+
+def read_run(folder: str | os.PathLike) -> Run:
+    """Reads a finished run.
+
+    Args:
+        folder: as the trainer wrote it, for example data/runs/laptop-0.
+
+    Raises:
+        ValueError: a file is missing or broken (with its line), a step is missing, or the run did not end.
+
+    Example:
+        ``read_run("data/runs/laptop-0").after.accuracy``
+    """
+    folder = Path(folder)
+    config, made_by = _read_json(folder, "config.json"), _read_json(folder, "run.json")
+    metrics, times = (_read_lines(folder, f"{name}.jsonl") for name in ("metrics", "times"))
+    for name, rows in (("metrics.jsonl", metrics), ("times.jsonl", times)):
+        if (steps := [row.get("step") for row in rows]) != list(range(1, config["steps"] + 1)):
+            found = f"{len(steps)} lines, the last with step {steps[-1] if steps else None}"
+            raise ValueError(f"{folder.name}/{name}: expected the steps 1 to {config['steps']}, got {found}")
+    if any("seconds" not in session for session in made_by["sessions"][-1:]) or not made_by["sessions"]:
+        raise ValueError(f"{folder.name}/run.json: expected a session that came to its end, got {made_by['sessions']}")
+    exams = [read_evaluation(folder / f"evaluation_{name}.json") for name in ("before", "after")]
+    return Run(folder.name, config, made_by, metrics, times, *exams)
+
+
+def read_evaluation(path: Path) -> Evaluation:
+    """An exam that `write_evaluation` kept."""
+    kept = _read_json(path.parent, path.name)
+    try:
+        return Evaluation(kept["correct"], kept["total"], tuple(map(tuple, kept["replies"])))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path.name}: expected correct, total and replies, got {str(kept)[:80]}") from error
+
+
+def write_evaluation(path: Path, result: Evaluation) -> None:
+    """Keeps an exam beside the run's metrics."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(asdict(result), indent=1, ensure_ascii=False))
+
+
+def begin_session(folder: Path, *, task: str, model: str, step: int) -> None:
+    """Notes what makes the coming steps: code, machine, versions."""
+    path = folder / "run.json"
+    record = _read_json(folder, path.name) if step and path.exists() else {"task": task, "model": model, "sessions": []}
+    record["sessions"].append({"from_step": step, **provenance()})
+    write_whole(path, json.dumps(record, indent=1))
+
+
+def end_session(folder: Path, *, step: int, seconds: float) -> None:
+    """Notes how far the session came, how long it took with everything, and how much memory it had at most."""
+    record = _read_json(folder, "run.json")
+    record["sessions"][-1] |= {"to_step": step, "seconds": round(seconds, 1), **peak_memory()}
+    write_whole(folder / "run.json", json.dumps(record, indent=1))
+
+
+def provenance() -> dict[str, Any]:
+    """Code, machine and versions, without a path or a name of this machine."""
+    import psutil
+
+    cuda = torch.cuda.is_available()
+    packages = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
+    return {
+        "date": date.today().isoformat(),
+        "revision": _revision(),
+        "device": torch.cuda.get_device_name() if cuda else _processor(),
+        "threads": torch.get_num_threads(),
+        "memory_gib": round(psutil.virtual_memory().total / GIB, 1),
+        "versions": {"python": platform.python_version()} | packages,
+    }
+
+
+def peak_memory() -> dict[str, float]:
+    """The most memory this process had so far, where the operating system keeps count of it, in GiB."""
+    peaks = {"device_memory_gib": torch.cuda.max_memory_allocated() / GIB} if torch.cuda.is_available() else {}
+    try:
+        import resource
+    except ImportError:  # Windows
+        return peaks
+    unit = GIB if sys.platform == "darwin" else 2**20
+    return peaks | {"peak_memory_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit, 2)}
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes beside the file and renames into it: whoever reads finds the old text or the new."""
+    beside = path.with_name(path.name + ".new")
+    beside.write_text(text + "\n", encoding="utf-8")
+    os.replace(beside, path)
+
+
+def _revision() -> str | None:
+    """Commit of this library's code, with "+changes" where its files differ from it; None outside of a checkout."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def _read_json(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        kept = json.loads((folder / name).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{folder.name}: expected a recorded run, {name} is missing") from None
+    except ValueError as error:
+        raise ValueError(f"{folder.name}/{name}: expected JSON, got an error ({error})") from error
+    if not isinstance(kept, dict):
+        raise ValueError(f"{folder.name}/{name}: expected a JSON object, got {str(kept)[:80]}")
+    return kept
+
+
+def _read_lines(folder: Path, name: str) -> list[Metrics]:
+    if not (folder / name).exists():
+        raise ValueError(f"{folder.name}: expected a recorded run, {name} is missing")
+    rows = []
+    for number, line in enumerate((folder / name).read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            rows.append(dict(json.loads(line)))
+        except (ValueError, TypeError) as error:
+            where = f"{folder.name}/{name}, line {number}"
+            raise ValueError(f"{where}: expected a JSON object, got {line[:80]!r}") from error
+    return rows

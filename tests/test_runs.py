@@ -1,0 +1,118 @@
+"""What a run leaves behind is complete, or reading it says what is missing."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from small_worlds import letters_task, word_tokenizer
+
+from course_lib import runs
+from course_lib.models import tiny_model
+from course_lib.runs import Evaluation, read_run, wilson_interval
+from course_lib.training import GRPOConfig, GRPOTrainer
+
+TOKENIZER = word_tokenizer()
+QUICK = GRPOConfig(steps=3, prompts_per_step=4, group_size=4, max_new_tokens=2, temperature=1.0, learning_rate=1e-2)
+RECORDED = sorted(path.parent for path in (Path(__file__).parents[1] / "data" / "runs").glob("*/run.json"))
+
+
+def trainer(folder, **changes):
+    config = replace(QUICK, output_dir=str(folder), **changes)
+    return GRPOTrainer(tiny_model(vocab_size=len(TOKENIZER)), TOKENIZER, letters_task(), config)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The folder of a finished run of three steps."""
+    made = trainer(tmp_path / "run")
+    runs.write_evaluation(tmp_path / "run" / "evaluation_before.json", made.evaluate())
+    made.train()
+    runs.write_evaluation(tmp_path / "run" / "evaluation_after.json", made.evaluate())
+    return tmp_path / "run"
+
+
+def test_a_run_is_read_as_it_was_made(run):
+    read = read_run(run)
+    assert (read.name, read.config["steps"], len(read.metrics), read.after.total) == ("run", 3, 3, 4)
+    assert read.column("reward") == ([1, 2, 3], [row["reward"] for row in read.metrics])
+    assert 0 < read.minutes < 1
+    session = read.made_by["sessions"][0]
+    assert (session["from_step"], session["to_step"]) == (0, 3)
+    assert session["versions"]["torch"] and session["device"] and session["peak_memory_gib"] > 0
+    assert read.made_by["model"].startswith("LlamaForCausalLM, ")
+    with pytest.raises(ValueError, match=r"metric: expected one of .*reward.*, got 'nonsense'"):
+        read.column("nonsense")
+
+
+def test_a_resumed_run_has_two_sessions(tmp_path):
+    first = trainer(tmp_path / "run", checkpoint_every=1)
+    with pytest.raises(RuntimeError, match="power cut"):
+        first.train(on_step=cut)
+    second = trainer(tmp_path / "run", checkpoint_every=1)
+    second.resume()
+    second.train()
+    sessions = json.loads((tmp_path / "run" / "run.json").read_text())["sessions"]
+    assert [session["from_step"] for session in sessions] == [0, 1]
+    assert "seconds" not in sessions[0] and sessions[1]["to_step"] == 3
+
+
+def cut(metrics):
+    if metrics["step"] == 2:
+        raise RuntimeError("power cut")
+
+
+@pytest.mark.parametrize("name", ["config.json", "run.json", "metrics.jsonl", "times.jsonl", "evaluation_after.json"])
+def test_a_missing_or_broken_file_is_named(run, name):
+    text = (run / name).read_text()
+    (run / name).write_text("{nonsense\n" + text)
+    with pytest.raises(ValueError, match=re.escape(f"run/{name}")):
+        read_run(run)
+    (run / name).unlink()
+    with pytest.raises(ValueError, match=f"run: expected a recorded run, {re.escape(name)} is missing"):
+        read_run(run)
+
+
+def test_a_missing_step_and_an_unfinished_session_are_named(run):
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:2]))
+    with pytest.raises(ValueError, match=r"metrics\.jsonl: expected the steps 1 to 3, got 2 lines"):
+        read_run(run)
+    (run / "metrics.jsonl").write_text("".join([*lines[:2], "no json\n"]))
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 3: expected a JSON object, got 'no json'"):
+        read_run(run)
+    (run / "metrics.jsonl").write_text("".join(lines))
+    record = json.loads((run / "run.json").read_text())
+    del record["sessions"][0]["seconds"]
+    (run / "run.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=r"run\.json: expected a session that came to its end"):
+        read_run(run)
+
+
+def test_the_record_names_no_path_of_the_machine(run):
+    text = (run / "run.json").read_text()
+    assert str(Path(__file__).parents[1]) not in text and str(Path.home()) + "/" not in text
+
+
+def test_an_exam_prints_its_interval():
+    assert str(Evaluation(72, 200, ())) == "36.0% of 200 (95 % interval 29.7% to 42.9%)"
+
+
+def test_wilson_interval_against_the_quadratic_it_solves():
+    for successes, total in [(0, 10), (3, 10), (10, 10), (190, 200)]:
+        for bound in wilson_interval(successes, total):
+            z = 1.959963984540054
+            assert (successes / total - bound) ** 2 == pytest.approx(z * z * bound * (1 - bound) / total, abs=1e-12)
+    with pytest.raises(ValueError, match="successes: expected 0 to total=3"):
+        wilson_interval(4, 3)
+
+
+@pytest.mark.parametrize("folder", RECORDED, ids=lambda path: path.name)
+def test_recorded_runs_are_complete(folder):
+    run = read_run(folder)
+    sessions = run.made_by["sessions"]
+    assert all(session["revision"] for session in sessions)
+    assert [session["from_step"] for session in sessions] == [0, *[s["to_step"] for s in sessions[:-1]]]
+    assert run.config["output_dir"] is None or not run.config["output_dir"].startswith("/")
+    assert run.before.total == run.after.total == len(run.after.replies)
