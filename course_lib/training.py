@@ -28,10 +28,10 @@ from course_lib.advantages import informative_groups
 from course_lib.checkpoints import CheckpointError, newest_good_checkpoint, save_checkpoint
 from course_lib.logprobs import ScoredTokens, score_tokens
 from course_lib.losses import grpo_loss, token_weights
-from course_lib.models import autocast_dtype, save_model
+from course_lib.models import autocast_dtype, eos_token_ids, save_model
 from course_lib.processes import rank, share, size, sum_gradients, wait
 from course_lib.runs import Evaluation, Metrics, begin_session, end_session
-from course_lib.sampling import sample_trajectories
+from course_lib.sampling import sample_trajectories, stop_token_ids
 from course_lib.tasks import Problem, Task
 from course_lib.trajectories import SegmentBatch, Trajectory, stepwise_batch, trajectory_advantages
 from course_lib.tree import split_rows, tree_size
@@ -146,7 +146,8 @@ class GRPOTrainer:
         tokenizer: its tokenizer.
         task: yields problems and opens episodes.
         config: settings.
-        reference_model: π_ref of the KL penalty; a frozen copy of `model` where β ≠ 0 and none is given.
+        reference_model: π_ref of the KL penalty; a frozen copy of `model` where β ≠ 0 and none is given. With β = 0 the
+            KL is only measured.
 
     Example:
         A runnable one is in the README; in short ``GRPOTrainer(model, tokenizer, task, GRPOConfig()).train()``.
@@ -256,13 +257,24 @@ class GRPOTrainer:
             kept += [trajectory for trajectory, keep in zip(fresh, useful, strict=True) if keep]
             seen += fresh
         replies = [call.output for trajectory in seen for call in trajectory.calls]
+        cut = sum(self._cut_off(trajectory) for trajectory in seen)
         return kept, {
             "reward": float(np.mean([trajectory.reward for trajectory in seen])),
             "groups_sampled": len(seen) // config.group_size,
             "groups_dropped": (len(seen) - len(kept)) // config.group_size,
             "reply_tokens": float(np.mean([len(reply) for reply in replies])),
+            "truncated": cut / len(replies),
             "calls": len(replies) / len(seen),
         }
+
+    def _cut_off(self, trajectory: Trajectory) -> int:
+        """How many of its replies the length limit ended, and not a token that ends replies."""
+        full = [call.output[-1] for call in trajectory.calls if len(call.output) == self.config.max_new_tokens]
+        if not full:
+            return 0
+        episode = self.task.open(self.task.training_problem(trajectory.group_id), self.tokenizer)
+        ends = stop_token_ids(self.tokenizer, episode.stop).union(eos_token_ids(self.model, self.tokenizer))
+        return sum(token not in ends for token in full)
 
     def sample_groups(self, count: int) -> list[Trajectory]:
         """G trajectories for each of the next `count` problems of the task's stream, shared among the processes."""
@@ -294,6 +306,11 @@ class GRPOTrainer:
 
     # ------------------------------------------------------------- the update
 
+    def make_batch(self, trajectories: Sequence[Trajectory]) -> SegmentBatch:
+        """The segments of `trajectories`, each with the advantage of its trajectory."""
+        advantages = trajectory_advantages(trajectories, baseline=self.config.baseline, scale=self.config.scale)
+        return stepwise_batch(trajectories, pad_token_id=0, advantages=advantages).to(self.model.device)
+
     def update(self, trajectories: Sequence[Trajectory]) -> Metrics:
         """`updates_per_batch` optimizer steps on one batch.
 
@@ -301,9 +318,7 @@ class GRPOTrainer:
         gradient; nor can the number of processes, which share the rows. Segments with advantage 0 keep their share of
         the denominators and are left out of the passes where β = 0, since they add nothing to the gradient.
         """
-        config = self.config
-        advantages = trajectory_advantages(trajectories, baseline=config.baseline, scale=config.scale)
-        batch = stepwise_batch(trajectories, pad_token_id=0, advantages=advantages).to(self.model.device)
+        config, batch = self.config, self.make_batch(trajectories)
         weights = token_weights(batch.mask, config.mode, max_length=config.max_new_tokens, owners=batch.owners)
         all_rows = self._rows(batch)
         if not all_rows:
@@ -311,7 +326,7 @@ class GRPOTrainer:
         rows = all_rows[rank() :: size()]
         old: list[torch.Tensor | None] = [None] * len(rows)
         reference: list[torch.Tensor | None] = [None] * len(rows)
-        if config.beta != 0:
+        if self.reference_model is not None:
             with torch.no_grad():
                 reference = [self._score(self.reference_model, batch, row).log_probs for row in rows]
         for _ in range(config.updates_per_batch):
@@ -339,7 +354,9 @@ class GRPOTrainer:
                 )
                 report.loss.backward()
                 entropy = float(scored.entropy.sum() / batch.mask[row].sum())
-                reports.append({**report.metrics, "loss": report.loss.item(), "entropy": entropy})
+                largest = float((scored.log_probs.detach() - old[number])[batch.mask[row]].max().exp())
+                measured = {"loss": report.loss.item(), "entropy": entropy, "ratio_max": largest}
+                reports.append(report.metrics | measured)
             norm = self._optimizer_step()
         merged = _merge(share(all_rows, lambda _: reports))
         tokens_run = sum(tree_size(self._sequences(batch, row)) for row in all_rows) * config.updates_per_batch
@@ -543,13 +560,14 @@ FREE_TO_CHANGE = {"output_dir", "eval_every", "eval_problems", "checkpoint_every
 
 
 def _merge(reports: Sequence[Metrics]) -> Metrics:
-    """Metrics of a batch from those of its rows: sums of `loss` and `active_tokens`, token means of the rest."""
+    """Metrics of a batch from those of its rows: sums, the largest ratio, and token means of the rest."""
     tokens = sum(report["active_tokens"] for report in reports)
-    summed = {name: sum(report[name] for report in reports) for name in ("loss", "active_tokens")}
-    return summed | {
+    whole = {name: sum(report[name] for report in reports) for name in ("loss", "active_tokens")}
+    whole["ratio_max"] = max(report["ratio_max"] for report in reports)
+    return whole | {
         name: sum(report[name] * report["active_tokens"] for report in reports) / tokens
         for name in reports[0]
-        if name not in summed
+        if name not in whole
     }
 
 

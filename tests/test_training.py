@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from small_worlds import NotesTask, early, letters_task, word_tokenizer
@@ -59,6 +60,40 @@ def test_an_agent_of_many_calls_learns_with_the_same_trainer():
 def test_the_first_step_has_ratio_one_and_the_second_pass_has_not():
     assert trainer(steps=1).train()[0]["ratio_mean"] == 1.0
     assert trainer(steps=1, updates_per_batch=2).train()[0]["ratio_mean"] != 1.0
+
+
+@pytest.mark.parametrize("tokens_per_row", [4, 1024])
+def test_the_largest_ratio_is_that_of_all_rows(tokens_per_row):
+    run = trainer(tokens_per_row=tokens_per_row)
+    assert run.update(run.sample_batch()[0])["ratio_max"] == 1.0
+    run = trainer(updates_per_batch=2, tokens_per_row=tokens_per_row)
+    seen, score = [], run._score
+    run._score = lambda *args: seen.append(score(*args).log_probs.detach()) or score(*args)
+    found = run.update(run.sample_batch()[0])["ratio_max"]
+    half = len(seen) // 2
+    expected = max((new - old).exp().max() for old, new in zip(seen[:half], seen[half:], strict=True))
+    assert found == pytest.approx(float(expected)) and found > 1.01
+
+
+def test_the_kl_from_a_reference_is_measured_without_a_penalty():
+    other = tiny_model(vocab_size=len(TOKENIZER), seed=9)
+    task, model = letters_task(), tiny_model(vocab_size=len(TOKENIZER))
+    watched = GRPOTrainer(model, TOKENIZER, task, replace(QUICK, steps=1), reference_model=other)
+    plain = trainer(task, steps=1)
+    assert watched.train()[0]["kl"] > 0.01
+    assert plain.train()[0]["kl"] == 0
+    assert torch.equal(weights(watched), weights(plain))
+
+
+@pytest.mark.parametrize("stop", [(), (".",)])
+def test_a_reply_is_truncated_if_nothing_but_the_limit_ended_it(stop):
+    run = trainer(letters_task(stop=stop), max_new_tokens=3, prompts_per_step=12)
+    ends = {TOKENIZER.eos_token_id, *TOKENIZER.convert_tokens_to_ids(list(stop))}
+    replies = [trajectory.calls[0].output for trajectory in run.sample_groups(12)]
+    run.problems_drawn = 0
+    _, counts = run.sample_batch()
+    assert counts["truncated"] == np.mean([reply[-1] not in ends for reply in replies])
+    assert 0 < counts["truncated"] < np.mean([len(reply) == 3 for reply in replies])  # some end at the limit by themselves
 
 
 def test_dropout_in_the_model_does_not_break_the_first_step():
