@@ -76,7 +76,7 @@ class GRPOConfig:
         seed: of everything that is drawn.
     """
 
-    steps: int = 40
+    steps: int = 36
     prompts_per_step: int = 16
     group_size: int = 8
     max_new_tokens: int = 6
