@@ -75,15 +75,16 @@ def sample_trajectories(
         raise ValueError(f"seed: expected one number, or one for each of {len(episodes)} episodes, got {len(seeds)}")
     while open_:
         contexts = [episodes[index].context() for index in open_]
+        endings = [stop_token_ids(tokenizer, episodes[index].stop) | set(end_ids) for index in open_]
         outputs = sample_replies(
             model,
             contexts,
             uniforms=np.stack([_uniforms([*seeds[i], len(calls[i])], max_new_tokens) for i in open_]),
             temperature=temperature,
-            stop_ids=[stop_token_ids(tokenizer, episodes[index].stop) | set(end_ids) for index in open_],
+            stop_ids=endings,
         )
-        for index, context, (tokens, log_probs) in zip(open_, contexts, outputs, strict=True):
-            calls[index].append(Call(context, tokens, log_probs))
+        for index, context, ends, (tokens, log_probs) in zip(open_, contexts, endings, outputs, strict=True):
+            calls[index].append(Call(context, tokens, log_probs, truncated=tokens[-1] not in ends))
             episodes[index].step(tokens, tokenizer.decode(tokens, skip_special_tokens=True))
         open_ = [index for index in open_ if not episodes[index].done]
     ids = range(len(episodes)) if group_ids is None else group_ids

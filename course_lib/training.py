@@ -28,10 +28,10 @@ from course_lib.advantages import informative_groups
 from course_lib.checkpoints import CheckpointError, newest_good_checkpoint, save_checkpoint
 from course_lib.logprobs import ScoredTokens, score_tokens
 from course_lib.losses import grpo_loss, token_weights
-from course_lib.models import autocast_dtype, eos_token_ids, save_model
+from course_lib.models import autocast_dtype, save_model
 from course_lib.processes import rank, share, size, sum_gradients, wait
 from course_lib.runs import Evaluation, Metrics, begin_session, end_session
-from course_lib.sampling import sample_trajectories, stop_token_ids
+from course_lib.sampling import sample_trajectories
 from course_lib.tasks import Problem, Task
 from course_lib.trajectories import SegmentBatch, Trajectory, stepwise_batch, trajectory_advantages
 from course_lib.tree import split_rows, tree_size
@@ -256,25 +256,15 @@ class GRPOTrainer:
             useful = informative_groups([t.reward for t in fresh], [t.group_id for t in fresh]).tolist()
             kept += [trajectory for trajectory, keep in zip(fresh, useful, strict=True) if keep]
             seen += fresh
-        replies = [call.output for trajectory in seen for call in trajectory.calls]
-        cut = sum(self._cut_off(trajectory) for trajectory in seen)
+        calls = [call for trajectory in seen for call in trajectory.calls]
         return kept, {
             "reward": float(np.mean([trajectory.reward for trajectory in seen])),
             "groups_sampled": len(seen) // config.group_size,
             "groups_dropped": (len(seen) - len(kept)) // config.group_size,
-            "reply_tokens": float(np.mean([len(reply) for reply in replies])),
-            "truncated": cut / len(replies),
-            "calls": len(replies) / len(seen),
+            "reply_tokens": float(np.mean([len(call.output) for call in calls])),
+            "truncated": float(np.mean([call.truncated for call in calls])),
+            "calls": len(calls) / len(seen),
         }
-
-    def _cut_off(self, trajectory: Trajectory) -> int:
-        """How many of its replies the length limit ended, and not a token that ends replies."""
-        full = [call.output[-1] for call in trajectory.calls if len(call.output) == self.config.max_new_tokens]
-        if not full:
-            return 0
-        episode = self.task.open(self.task.training_problem(trajectory.group_id), self.tokenizer)
-        ends = stop_token_ids(self.tokenizer, episode.stop).union(eos_token_ids(self.model, self.tokenizer))
-        return sum(token not in ends for token in full)
 
     def sample_groups(self, count: int) -> list[Trajectory]:
         """G trajectories for each of the next `count` problems of the task's stream, shared among the processes."""
@@ -410,11 +400,21 @@ class GRPOTrainer:
 
     # --------------------------------------------------------- the evaluation
 
-    def evaluate(self) -> Evaluation:
-        """Plays the held-out problems greedily; a problem counts as solved where its reward is at least 1."""
+    def evaluate(self, *, temperature: float = 0.0) -> Evaluation:
+        """Plays each held-out problem once; it counts as solved where its reward is at least 1.
+
+        Args:
+            temperature: 0 plays greedily; that of the policy samples, and the fraction solved then estimates the
+                objective J itself. The draws are the same in every call, so what differs before and after is the policy.
+        """
         if not self.held_out:
             raise ValueError("held_out_problems: expected at least one problem to evaluate on, got none")
-        trajectories = share(self.held_out, lambda mine: self._play(mine, 0.0, [0] * len(mine), [0] * len(mine)))
+
+        def play(mine: Sequence[tuple[int, Problem]]) -> list[Trajectory]:
+            places, problems = zip(*mine, strict=True) if mine else ((), ())
+            return self._play(problems, temperature, places, places)
+
+        trajectories = share(list(enumerate(self.held_out)), play)
         replies = [
             (problem.prompt, self.tokenizer.decode(played.calls[-1].output, skip_special_tokens=True), played.reward)
             for problem, played in zip(self.held_out, trajectories, strict=True)

@@ -8,7 +8,7 @@ response is a trajectory of one call; nothing here treats it apart.
 import math
 import operator
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
@@ -36,6 +36,7 @@ class Call:
         output: y_j, token ids as they were sampled, end-of-sequence token included. May be empty; trains
             nothing then.
         log_probs: log-probability of each output token when it was drawn, or None if nobody kept them.
+        truncated: the length limit ended the output, and no token that ends one.
 
     Raises:
         ValueError: something is no token id, or log_probs do not match output.
@@ -48,6 +49,7 @@ class Call:
     context: list[int]
     output: list[int]
     log_probs: list[float] | None = None
+    truncated: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "context", _token_ids("context", self.context))

@@ -93,7 +93,7 @@ def test_a_reply_is_truncated_if_nothing_but_the_limit_ended_it(stop):
     run.problems_drawn = 0
     _, counts = run.sample_batch()
     assert counts["truncated"] == np.mean([reply[-1] not in ends for reply in replies])
-    assert 0 < counts["truncated"] < np.mean([len(reply) == 3 for reply in replies])  # some end at the limit by themselves
+    assert 0 < counts["truncated"] < np.mean([len(reply) == 3 for reply in replies])  # some end there by themselves
 
 
 def test_dropout_in_the_model_does_not_break_the_first_step():
