@@ -4,6 +4,7 @@ The mathematics is importable from here; each module's docstring says what the m
 """
 
 from course_lib.advantages import (
+    efficiency_advantages,
     generalized_advantages,
     group_relative_advantages,
     informative_groups,
@@ -40,6 +41,7 @@ __all__ = [
     "Trajectory",
     "aggregate",
     "clipped_surrogate",
+    "efficiency_advantages",
     "generalized_advantages",
     "group_relative_advantages",
     "grpo_loss",

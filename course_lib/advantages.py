@@ -21,6 +21,7 @@ from course_lib._tensors import (
     require_choice,
     require_count,
     require_number,
+    require_shape,
 )
 
 Rewards = Tensor | Sequence[float | None]
@@ -142,6 +143,44 @@ def informative_groups(rewards: Rewards, group_ids: Ids, *, missing: Missing = "
     return groups.to_rows(groups.informative)
 
 
+def efficiency_advantages(costs: Rewards, successes: Tensor | Sequence[float | bool], group_ids: Ids) -> Tensor:
+    """A_i = clip((c̄ − c_i) / c̄, −1, 1) for a success, c̄ the mean cost of its group's successes; 0 for a failure.
+
+    Among the trajectories that solved a problem the cheaper ones get more; failing cheaply earns nothing. A group with
+    fewer than two successes, or whose successes all cost the same, gets exactly 0. Add it to the advantage of the
+    outcome once that is normalised: A = A_outcome + ω · A_eff. In large groups and unclipped its expected gradient is
+    −J ∇log c̄. What that lowers is the price of a success, not the number of failures: keep ω small.
+
+    Args:
+        costs: (N,) cost of each trajectory, ≥ 0, in any unit: tokens, calls, seconds. A failure's may be missing.
+        successes: (N,) true or 1 where the problem was solved, false or 0 where not.
+        group_ids: (N,) integers or hashables.
+
+    Returns:
+        (N,) advantages in [−1, 1].
+
+    Raises:
+        ValueError: lengths differ, a success has a missing, infinite or negative cost, or successes are not 0 or 1.
+
+    Source:
+        Context Language Models (arXiv 2609.37725).
+
+    Example:
+        >>> efficiency_advantages([100.0, 300.0, 50.0], [True, True, False], ["q", "q", "q"]).tolist()
+        [0.5, -0.5, 0.0]
+    """
+    costs, solved = _present("costs", costs), as_tensor("successes", successes)
+    require_shape("successes", solved, costs.shape, "(N,), one for each of costs")
+    require(bool(((solved == 0) | (solved == 1)).all()), "successes", "true or false, 1 or 0", solved.tolist())
+    solved = solved.to(costs.device) == 1
+    wrong = solved & ~((costs >= 0) & costs.isfinite())
+    require(not wrong.any(), "costs", "a finite number ≥ 0 for every success", costs[wrong][:1].tolist())
+    groups = _group(torch.where(solved, costs, float("nan")), group_ids, "ignore", "costs")
+    mean = torch.where(groups.informative, groups.total(groups.rewards) / groups.size, 1)
+    saved = (-groups.deviation / mean).clamp(-1, 1)
+    return groups.to_rows(torch.where(groups.informative, saved, 0))
+
+
 def generalized_advantages(
     rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float = 1.0, lam: float = 0.95
 ) -> tuple[Tensor, Tensor]:
@@ -224,15 +263,20 @@ class _Groups:
         return values.new_zeros(len(self.present)).masked_scatter(self.present, values)
 
 
-def _group(rewards: Rewards, group_ids: Ids, missing: Missing) -> _Groups:
+def _present(name: str, values: Rewards) -> Tensor:
+    """(N,) numbers, NaN for None."""
+    if isinstance(values, list | tuple):
+        values = [float("nan") if v is None else v for v in values]
+    values = as_tensor(name, values)
+    require(values.ndim == 1, name, "shape (N,)", tuple(values.shape))
+    return values.to(compute_dtype(values))
+
+
+def _group(rewards: Rewards, group_ids: Ids, missing: Missing, name: str = "rewards") -> _Groups:
     require_choice("missing", missing, ("error", "ignore"))
-    if isinstance(rewards, list | tuple):
-        rewards = [float("nan") if r is None else r for r in rewards]
-    rewards = as_tensor("rewards", rewards)
-    require(rewards.ndim == 1, "rewards", "shape (N,)", tuple(rewards.shape))
+    rewards = _present(name, rewards)
     numbers = number_ids("group_ids", group_ids)
-    require_count("rewards", rewards, len(numbers), "of group_ids")
-    rewards = rewards.to(compute_dtype(rewards))
+    require_count(name, rewards, len(numbers), "of group_ids")
     present = ~rewards.isnan()
     if missing == "error" and not present.all():
         row = (~present).nonzero()[0].item()
@@ -240,5 +284,5 @@ def _group(rewards: Rewards, group_ids: Ids, missing: Missing) -> _Groups:
     index = torch.tensor(numbers, device=rewards.device, dtype=torch.long)
     # Sums over a group have to be finite too, hence the factor.
     huge = present & ~(rewards * 2 * len(rewards)).isfinite()
-    require(not huge.any(), "rewards", "finite values", rewards[huge][:1].tolist())
+    require(not huge.any(), name, "finite values", rewards[huge][:1].tolist())
     return _Groups(rewards[present], index[present], present)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lib import (
+    efficiency_advantages,
     generalized_advantages,
     group_relative_advantages,
     informative_groups,
@@ -276,6 +277,83 @@ def test_nothing_left_in_a_group_and_one_left(function):
 def test_errors_name_the_argument_and_what_came(rewards, ids, options, message):
     with pytest.raises(ValueError, match=message):
         group_relative_advantages(rewards, ids, **options)
+
+
+# --- efficiency among successes -------------------------------------------------------------------------------
+
+
+def test_cheap_successes_get_more_and_failures_nothing():
+    costs, solved = double([100, 300, 50, 200, 7]), [True, True, False, True, False]
+    assert efficiency_advantages(costs, solved, ["q"] * 5).tolist() == [0.5, -0.5, 0, 0, 0]
+
+
+def test_a_very_dear_success_is_clipped_and_a_free_one_gets_one():
+    found = efficiency_advantages(double([0, 0, 0, 8]), [1, 1, 1, 1], [0] * 4)  # c̄ = 2, unclipped (2 − 8)/2 = −3
+    assert found.tolist() == [1, 1, 1, -1]
+
+
+@pytest.mark.parametrize("solved", [[0, 0, 0], [0, 1, 0]])
+def test_efficiency_needs_two_successes(solved):
+    assert efficiency_advantages([1.0, 2.0, 3.0], solved, [0, 0, 0]).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("cost", [0.0, 0.3, 1e30])
+def test_equal_costs_have_no_efficiency(cost):
+    assert efficiency_advantages([cost] * 7, [True] * 7, [0] * 7).tolist() == [0] * 7
+    assert efficiency_advantages([0.1 + 0.2, 0.3], [True, True], [0, 0]).tolist() == [0, 0]
+
+
+def test_efficiency_reads_no_cost_of_a_failure():
+    found = efficiency_advantages([None, math.inf, -5.0, 1.0, 3.0], [0, 0, 0, 1, 1], [0] * 5)
+    assert found.tolist() == [0, 0, 0, 0.5, -0.5]
+    assert efficiency_advantages([], [], []).shape == (0,)
+    assert efficiency_advantages(torch.tensor([1, 3]), torch.tensor([True, True]), [0, 0]).dtype == torch.float32
+
+
+@given(batches(), st.data())
+def test_efficiency_against_one_group_at_a_time(batch, data):
+    costs, ids = batch[0].abs(), batch[1]
+    solved = torch.tensor(data.draw(st.lists(st.booleans(), min_size=len(ids), max_size=len(ids))))
+    expected = torch.zeros_like(costs)
+    for group in set(ids):
+        rows = torch.tensor([i == group for i in ids]) & solved
+        if rows.sum() > 1 and costs[rows].sum() > 0:
+            expected[rows] = ((costs[rows].mean() - costs[rows]) / costs[rows].mean()).clamp(-1, 1)
+    found = efficiency_advantages(costs, solved, ids)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(efficiency_advantages(8.0 * costs, solved, ids), found)  # the unit does not matter
+    order = data.draw(st.permutations(range(len(ids))))
+    shuffled = efficiency_advantages(costs[order], solved[order], [ids[i] for i in order])
+    torch.testing.assert_close(shuffled, found[order], rtol=1e-12, atol=1e-12)
+    assert (found[~solved] == 0).all() and (found.abs() <= 1).all()
+
+
+def test_efficiency_climbs_the_price_of_a_success():
+    """In the limit of large groups: E[A_eff ∇log π] = −J ∇log c̄ with c̄ the mean cost of a success."""
+    logits = double([0.3, -0.5, 1.1, 0.2]).requires_grad_()
+    rewards, costs = double([1, 0, 1, 1]), double([2, 9, 3, 1])
+    p = logits.softmax(0)
+    J, price = p @ rewards, (p * rewards) @ costs / (p @ rewards)
+    A = rewards * (price - costs) / price
+    found = torch.autograd.grad(((p * A).detach() * p.log()).sum(), logits, retain_graph=True)[0]
+    torch.testing.assert_close(found, -J.detach() * torch.autograd.grad(price.log(), logits)[0])
+
+
+@pytest.mark.parametrize(
+    "costs, solved, ids, message",
+    [
+        ([1.0, 2.0], [1, 1, 1], [0, 0], r"successes: expected shape \(2,\) .* each of costs, got \(3,\)"),
+        ([1.0, 2.0], [1, 1], [0], "costs: expected 1 values, one for each of group_ids, got 2"),
+        ([1.0, None], [1, 1], [0, 0], r"costs: expected a finite number ≥ 0 for every success, got \[nan\]"),
+        ([1.0, -2.0], [1, 1], [0, 0], r"costs: expected a finite number ≥ 0 for every success, got \[-2.0\]"),
+        ([1.0, math.inf], [1, 1], [0, 0], r"costs: expected a finite number ≥ 0 for every success, got \[inf\]"),
+        ([1.0, 2.0], [1, 0.5], [0, 0], "successes: expected true or false, 1 or 0, got"),
+        (5.0, [1], [0], r"costs: expected shape \(N,\), got \(\)"),
+    ],
+)
+def test_efficiency_errors(costs, solved, ids, message):
+    with pytest.raises(ValueError, match=message):
+        efficiency_advantages(costs, solved, ids)
 
 
 # --- what a baseline does to the gradient, by enumeration -----------------------------------------------------
