@@ -127,6 +127,16 @@ def leave_one_out(rewards):
 """,
                 "You subtract the sum of the others; the baseline is their mean.",
             ),
+            Mistake(
+                """
+def leave_one_out(rewards):
+    if len(rewards) == 1:
+        return 0 * rewards
+    return (rewards - rewards.mean()) / (rewards.std() + 1e-9)
+""",
+                "You subtract the mean of the whole group and divide by its std, as GRPO does in lesson 05. "
+                "Here only the others' mean is subtracted.",
+            ),
         ),
         alternatives=(
             """
@@ -292,6 +302,16 @@ def optimal_baseline(logits, rewards):
 """,
                 "You use the gradient of π(a), so π(a) comes in squared. The score is the gradient of log π(a).",
             ),
+            Mistake(
+                """
+def optimal_baseline(logits, rewards):
+    p = logits.softmax(-1)
+    w = p * ((torch.eye(len(p)).to(p) - p) ** 2).sum(0)
+    return (w * rewards).sum() / w.sum()
+""",
+                "You add up a column of the matrix of scores: one component, over all tokens. ‖s‖² adds up "
+                "the components of one token's score.",
+            ),
         ),
         alternatives=(
             """
@@ -423,6 +443,16 @@ def running_baseline_advantages(rewards, baseline, decay):
     return torch.stack(out)
 """,
                 "You update with the advantage. The running mean is a mean of rewards.",
+            ),
+            Mistake(
+                """
+def running_baseline_advantages(rewards, baseline, decay):
+    for reward in rewards:
+        baseline = decay * baseline + (1 - decay) * reward
+    return rewards - baseline
+""",
+                "You subtract the last running mean from all rewards. Each response has its own baseline: the "
+                "running mean just before it.",
             ),
         ),
         alternatives=(

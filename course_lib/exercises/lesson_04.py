@@ -99,7 +99,8 @@ def clipped_surrogate(log_probs, old_log_probs, advantages, clip_low, clip_high)
     r, a = (log_probs - old_log_probs).exp(), advantages[:, None]
     return -torch.maximum(r * a, r.clamp(1 - clip_low, 1 + clip_high) * a)
 """,
-                "You take the larger of the two. That keeps exactly the gains that clipping is there to remove.",
+                "You keep the larger of the two gains, exactly what clipping is there to remove. (With the minus "
+                "inside, the smaller loss is the larger gain.)",
             ),
             Mistake(
                 """
@@ -164,6 +165,23 @@ def clipped_surrogate(log_probs, old_log_probs, advantages, clip_low, clip_high)
     return -torch.minimum(r * a, r.clamp(1 - clip_low, 1 + clip_high) * a)
 """,
                 "You divide log-probabilities. The ratio is of probabilities: exp of the difference of their logs.",
+            ),
+            Mistake(
+                """
+def clipped_surrogate(log_probs, old_log_probs, advantages, clip_low, clip_high):
+    r = (log_probs - old_log_probs).exp()
+    return -torch.minimum(r, r.clamp(1 - clip_low, 1 + clip_high)) * advantages[:, None]
+""",
+                "You take the minimum of the ratios and multiply by A afterwards. A negative A turns that into a "
+                "maximum: multiply first.",
+            ),
+            Mistake(
+                """
+def clipped_surrogate(log_probs, old_log_probs, advantages, clip_low, clip_high):
+    r, a = (log_probs - old_log_probs).exp(), advantages[:, None]
+    return -torch.minimum(r * a, r.clamp(1 - clip_high, 1 + clip_low) * a)
+""",
+                "The two bounds have changed places: clip_low belongs below 1, clip_high above.",
             ),
         ),
         alternatives=(
@@ -292,6 +310,28 @@ def gradient_is_zero(ratios, advantages, clip_low, clip_high):
     return ~(flat | (advantages == 0))
 """,
                 "You return where the gradient is not zero.",
+            ),
+            Mistake(
+                """
+def gradient_is_zero(ratios, advantages, clip_low, clip_high):
+    flat = ((advantages > 0) & (ratios > 1 + clip_high)) | ((advantages < 0) & (ratios < 1 - clip_low))
+    return ~flat
+""",
+                "You return where the gradient is not zero, and forget that A = 0 has none.",
+            ),
+            Mistake(
+                """
+def gradient_is_zero(ratios, advantages, clip_low, clip_high):
+    return (ratios > 1 + clip_high) | (advantages == 0)
+""",
+                "Your answer does not look at the sign of A. For A < 0 the flat side is the lower one.",
+            ),
+            Mistake(
+                """
+def gradient_is_zero(ratios, advantages, clip_low, clip_high):
+    return ratios > 1 + clip_high
+""",
+                "Your answer does not look at A. For A < 0 the lower side is flat, for A = 0 everything is.",
             ),
         ),
         alternatives=(
@@ -529,6 +569,18 @@ def gae(rewards, values, mask, gamma, lam):
             Mistake(
                 """
 def gae(rewards, values, mask, gamma, lam):
+    out, nv, na = torch.zeros_like(values), 0.0, 0.0
+    for t in reversed(range(len(values))):
+        na = rewards[t] + gamma * nv - values[t] + gamma * lam * na
+        nv = values[t]
+        out[t] = na
+    return out
+""",
+                "The mask is not used. Tokens under a zero mask are no steps and have advantage 0.",
+            ),
+            Mistake(
+                """
+def gae(rewards, values, mask, gamma, lam):
     rewards, values = rewards * mask, values * mask
     out, nv, na = torch.zeros_like(values), 0.0, 0.0
     for t in reversed(range(len(values))):
@@ -719,6 +771,7 @@ derivative = None
             Mistake(-0.375, "This is the first response's share, −½ · ¾. Lowering token 1 raises token 0 as well."),
             Mistake(-0.25, "The second term has the wrong sign: A = −1 times −¼ is +¼, so the two add up."),
             Mistake(-0.125, "This is the second response's share. The first adds −½ · ¾."),
+            Mistake(-0.75, "This is the first response alone, and without the ½ of the mean."),
         ),
     ),
 )

@@ -323,6 +323,7 @@ advantage = None
             Mistake(15.0, "You have (1 − p)/p; its square root is missing."),
             Mistake(0.9375, "This is r − mean = 1 − p. It still has to be divided by the std."),
             Mistake(16.0, "You divided by the variance p(1 − p) instead of the std."),
+            Mistake(5.568, "This is √31, the advantage of a single success among 32. Two are right here."),
             Mistake(4.131, "This is 1/std. The numerator is 1 − p, not 1: subtract the mean first."),
         ),
     ),
@@ -489,6 +490,28 @@ def token_weights(mask, mode, max_length):
 """,
                 "Your sequence-mean is the same as token-mean. Each row is divided by its own length first.",
             ),
+            Mistake(
+                """
+def token_weights(mask, mode, max_length):
+    n = mask.sum(1, keepdim=True)
+    rows = (n > 0).sum()
+    share = {"sequence-mean": n.sum(), "token-mean": n.clamp(min=1) * rows,
+             "sequence-sum": rows, "fixed-length": rows * max_length}
+    return mask / share[mode]
+""",
+                "token-mean and sequence-mean have changed places.",
+            ),
+            Mistake(
+                """
+def token_weights(mask, mode, max_length):
+    n = mask.sum(1, keepdim=True)
+    rows = (n > 0).sum()
+    share = {"token-mean": n.sum(), "sequence-mean": n.clamp(min=1) * rows,
+             "sequence-sum": rows, "fixed-length": rows * max_length}
+    return torch.ones_like(mask) / share[mode]
+""",
+                "The denominators are right, but tokens under a zero mask get a weight too.",
+            ),
         ),
         alternatives=(
             """
@@ -625,6 +648,13 @@ def accumulated_loss(losses, mask, micro_batch):
     return losses.mean()
 """,
                 "You average over padding as well. Only tokens with mask 1 count.",
+            ),
+            Mistake(
+                """
+def accumulated_loss(losses, mask, micro_batch):
+    return losses.sum() / mask.sum()
+""",
+                "The denominator is right. The numerator adds up losses of padding as well: multiply by the mask.",
             ),
             Mistake(
                 """
@@ -940,6 +970,13 @@ def sequence_ratio(log_probs, old_log_probs, mask):
     return (((old_log_probs - log_probs) * mask).sum(1) / mask.sum(1).clamp(min=1)).exp()
 """,
                 "The ratio is upside down: π_θ stands above, π_old below.",
+            ),
+            Mistake(
+                """
+def sequence_ratio(log_probs, old_log_probs, mask):
+    return ((log_probs - old_log_probs).sum(1) / mask.sum(1).clamp(min=1)).exp()
+""",
+                "Tokens under a zero mask are in your sum. Multiply the log-ratios by the mask first.",
             ),
             Mistake(
                 """
