@@ -210,6 +210,20 @@ def test_a_baseline_over_steps_is_biased(agent):
     torch.testing.assert_close(over_trajectories.mean, agent.gradient() / 2, **EXACT)
 
 
+def test_a_baseline_over_steps_climbs_against_the_success_rate_per_call(agent):
+    """E[(r − b) s] = ∇(J − E[nR] / (G · E[n])) up to order 1/G²: what is left over falls four times as fast as G."""
+    theta = agent.theta.detach().requires_grad_()
+    p, n = agent.probabilities(theta), agent.call_counts.double()
+    (per_call,) = torch.autograd.grad((p * n * agent.rewards).sum() / (p * n).sum(), theta)
+    rest = []
+    for size in (2, 4):
+        found = toy.moments(agent, lambda s: s.policy_gradient(step_mixed(s.rewards, s.call_counts)), size)
+        assert found.exact
+        rest.append((found.mean - (agent.gradient() - per_call / size)).norm() / agent.gradient().norm())
+        assert rest[-1] < found.bias.norm() / agent.gradient().norm() / 4
+    assert rest[1] < rest[0] / 3
+
+
 @pytest.mark.parametrize("mode", ["token-mean", "sequence-mean", "trajectory-mean"])
 def test_length_normalised_weights_follow_another_gradient(mode):
     agent = toy.research_agent(edit_context=True)
@@ -251,6 +265,34 @@ def test_training_on_the_environments_tokens_is_biased(agent):
     others = [row for row in range(len(agent.row_keys)) if row != before_the_answer]
     if len(agent.row_keys) == 10:  # append-only: every other context stands once in the transcript, and stays exact
         torch.testing.assert_close(found.bias.view(-1, size)[others], torch.zeros(9, 3, dtype=torch.float64), **EXACT)
+
+
+@pytest.mark.parametrize("tool_tokens", [2, 4])
+def test_tool_tokens_in_a_shared_row_hold_the_search_at_one_over_their_number(tool_tokens):
+    """The expected step of the logit of "search" is p·A·(1 − m·p), m tool tokens that share its row; masked: p·A."""
+
+    def respond(world, context, output):
+        return (*["page"] * (tool_tokens - 1), world) if output == ("search",) and len(context) == 1 else None
+
+    def colour(context):
+        return next((token for token in reversed(context) if token in ("red", "blue")), None)
+
+    agent = toy.ToyAgent(
+        ("search", "red", "blue", "page"), respond, lambda world, outputs: float(outputs[-1] == (world,)),
+        worlds={"red": 0.5, "blue": 0.5}, max_calls=2, key=colour, seed=1,
+    )  # fmt: skip
+    samples, row = agent.every_outcome(), agent.row_keys.index(None)
+    outcome_p, J = agent.probabilities().detach(), agent.objective().item()
+    searched = torch.tensor([len(o.calls) == 2 for o in agent.outcomes])
+    p = agent.token_distribution()[row, 0].item()
+    gain = (outcome_p * samples.rewards)[searched].sum().item() / p - J
+    batch = stepwise_batch(samples.trajectories(), pad_token_id=0, advantages=samples.rewards - J)
+    for mask, m in ((batch.mask, 0), (batch.attention_mask.bool(), tool_tokens)):
+        mask = mask & (torch.arange(mask.shape[1]) > 0)
+        log_probs = agent.sequence_log_probs(batch.tokens, mask)
+        loss = reinforce_loss(log_probs, batch.advantages, mask, weights=mask * outcome_p[batch.owners, None])
+        found = agent.descent(loss).view(-1, 4)[row, 0].item()
+        assert found == pytest.approx(p * gain * (1 - m * p), abs=1e-12)
 
 
 def test_a_deterministic_environment():

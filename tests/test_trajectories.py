@@ -7,10 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_worlds import float64_model
 
 from course_lib import (
     Call,
     Segment,
+    SegmentBatch,
     Trajectory,
     group_relative_advantages,
     grpo_loss,
@@ -24,6 +26,7 @@ from course_lib import (
 )
 
 VOCABULARY = 5
+EXACT = {"rtol": 0, "atol": 1e-10}
 ids = st.lists(st.integers(0, VOCABULARY - 1), max_size=4)
 
 
@@ -144,6 +147,7 @@ def test_an_empty_output_trains_nothing(merge_prefixes):
     assert segments(Trajectory([], 1.0, 0), merge_prefixes=merge_prefixes) == []
 
 
+@settings(max_examples=1200)
 @given(trajectories(), st.booleans())
 def test_every_sampled_token_is_trained_once_in_its_own_context(trajectory, merge_prefixes):
     rows = segments(trajectory, merge_prefixes=merge_prefixes)
@@ -154,6 +158,36 @@ def test_every_sampled_token_is_trained_once_in_its_own_context(trajectory, merg
         assert len(rows) <= len(trajectory.calls)
     else:
         assert [r.tokens for r in rows] == [c.context + c.output for c in trajectory.calls]
+
+
+@st.composite
+def broken_prefixes(draw):
+    """An append-only agent, but for one call: there a token of the transcript is another one, or the end is missing."""
+    before, after = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    some = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4)
+    calls, transcript = [], draw(some)
+    for j in range(before + after):
+        if j == before:
+            k = draw(st.integers(0, len(transcript) - 1))
+            other = (transcript[k] + draw(st.integers(1, VOCABULARY - 1))) % VOCABULARY
+            transcript = draw(st.sampled_from([[*transcript[:k], other, *transcript[k + 1 :], 0], transcript[:k]]))
+        elif j:
+            transcript = transcript + draw(ids)
+        output = draw(some)
+        calls.append(Call(transcript, output, [-(1 + token) / 4 for token in output]))
+        transcript = transcript + output
+    return Trajectory(calls, 1.0, 0), before
+
+
+@settings(max_examples=300)
+@given(broken_prefixes())
+def test_one_different_token_is_no_prefix(broken):
+    trajectory, before = broken
+    rows = segments(trajectory)
+    assert [row.tokens for row in rows] == [
+        trajectory.calls[j].context + trajectory.calls[j].output for j in (before - 1, len(trajectory.calls) - 1)
+    ]
+    assert trained(rows) == made(trajectory)
 
 
 @given(trajectories())
@@ -270,20 +304,96 @@ def causal_log_probs(embedding, head, tokens):
     return token_log_probs(before.tanh() @ head, tokens)
 
 
-def gradient(runs, mode, merge_prefixes):
+def batch_of(runs, **options):
+    """Advantages in float64, so that what is compared below may be compared to 1e-10."""
+    rewards = torch.tensor([run.reward for run in runs], dtype=torch.float64)
+    advantages = group_relative_advantages(rewards, [run.group_id for run in runs])
+    return stepwise_batch(runs, pad_token_id=0, advantages=advantages, **options)
+
+
+def weights_of(batch, mode):
+    return token_weights(batch.mask.double(), mode, owners=batch.owners)
+
+
+def gradient(batch, weights, rows=slice(None)):
+    """What some rows of a batch add to the gradient of the whole."""
     generator = torch.Generator().manual_seed(0)
     shapes = (VOCABULARY, 4), (4, VOCABULARY)
     parameters = [torch.randn(s, generator=generator, dtype=torch.float64, requires_grad=True) for s in shapes]
-    batch = stepwise_batch(runs, pad_token_id=0, merge_prefixes=merge_prefixes)
-    new, old = causal_log_probs(*parameters, batch.tokens), batch.log_probs.double()
-    report = grpo_loss(new, old, batch.advantages, batch.mask, mode=mode, owners=batch.owners)
-    return torch.autograd.grad(report.loss, parameters)
+    new, old = causal_log_probs(*parameters, batch.tokens[rows]), batch.log_probs[rows].double()
+    report = grpo_loss(new, old, batch.advantages[rows], batch.mask[rows], weights=weights[rows])
+    return torch.cat([g.flatten() for g in torch.autograd.grad(report.loss, parameters)])
 
 
-@settings(max_examples=30)
-@given(st.lists(trajectories(), min_size=1, max_size=4), st.sampled_from(["token-mean", "trajectory-mean"]))
+several = st.lists(trajectories(), min_size=1, max_size=4)
+modes = st.sampled_from(["token-mean", "trajectory-mean"])
+
+
+def assert_merging_changes_nothing(runs, mode):
+    merged, apart = batch_of(runs), batch_of(runs, merge_prefixes=False)
+    torch.testing.assert_close(
+        gradient(merged, weights_of(merged, mode)), gradient(apart, weights_of(apart, mode)), **EXACT
+    )
+
+
+def assert_layout_changes_nothing(runs, mode, width, random):
+    batch = batch_of(runs)
+    expected = gradient(batch, weights_of(batch, mode))
+
+    order = random.sample(range(len(runs)), len(runs))
+    reordered = batch_of([runs[i] for i in order])
+    torch.testing.assert_close(gradient(reordered, weights_of(reordered, mode)), expected, **EXACT)
+
+    size = len(batch.tokens)
+    wider = SegmentBatch(
+        *(torch.nn.functional.pad(column, (0, width), value=fill) for column, fill in (
+            (batch.tokens, VOCABULARY - 1), (batch.attention_mask, 0), (batch.mask, False), (batch.log_probs, math.nan),
+        )),
+        batch.advantages,
+        batch.owners,
+    )  # fmt: skip
+    torch.testing.assert_close(gradient(wider, weights_of(wider, mode)), expected, **EXACT)
+
+    rows = torch.tensor(random.sample(range(size), size), dtype=torch.long)
+    weights, step = weights_of(batch, mode), random.randint(1, max(size, 1))
+    parts = [gradient(batch, weights, part) for part in rows.split(step)] if size else [torch.zeros_like(expected)]
+    torch.testing.assert_close(torch.stack(parts).sum(0), expected, **EXACT)
+
+
+@settings(max_examples=300)
+@given(several, modes)
 def test_merging_prefixes_changes_no_gradient(runs, mode):
-    torch.testing.assert_close(gradient(runs, mode, True), gradient(runs, mode, False))
+    assert_merging_changes_nothing(runs, mode)
+
+
+@settings(max_examples=200)
+@given(several, modes, st.integers(0, 5), st.randoms(use_true_random=False))
+def test_order_padding_and_micro_batches_change_no_gradient(runs, mode, width, random):
+    assert_layout_changes_nothing(runs, mode, width, random)
+
+
+@pytest.mark.slow
+@settings(max_examples=2000)
+@given(several, modes, st.integers(0, 5), st.randoms(use_true_random=False))
+def test_neither_merging_nor_layout_changes_a_gradient_in_2000_cases(runs, mode, width, random):
+    assert_merging_changes_nothing(runs, mode)
+    assert_layout_changes_nothing(runs, mode, width, random)
+
+
+@settings(max_examples=10)
+@given(several, modes)
+def test_merging_prefixes_changes_no_gradient_of_a_transformer(runs, mode):
+    model, found = float64_model("llama", vocab_size=VOCABULARY), []
+    for batch in (batch_of(runs), batch_of(runs, merge_prefixes=False)):
+        mask = batch.mask.clone()
+        mask[:, :1] = False  # an output in an empty context has no logits that predict its first token
+        if not mask.any():
+            return
+        logits = model(batch.tokens).logits  # causal, padded on the right: needs no attention mask
+        new = torch.nn.functional.pad(token_log_probs(logits[:, :-1], batch.tokens[:, 1:]), (1, 0))
+        loss = reinforce_loss(new, batch.advantages, mask, weights=weights_of(batch, mode) * mask)
+        found.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]))
+    torch.testing.assert_close(*found, **EXACT)
 
 
 @pytest.mark.parametrize("stepwise, single", [("token-mean", "token-mean"), ("trajectory-mean", "sequence-mean")])
