@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from course_lib import advantages, exercises, logprobs, losses
+from course_lib import advantages, exercises, logprobs, losses, trajectories
 from course_lib.exercises import Case, Exercise, Mistake, engine, registry, store
 from course_lib.exercises.limits import TimeLimit, call_with_limit
 
@@ -151,6 +151,13 @@ def test_a_check_takes_well_under_a_second(exercise):
     assert time.process_time() - start < 1
 
 
+def packed_segments(contexts, outputs):
+    calls = [trajectories.Call(c, y) for c, y in zip(contexts, outputs, strict=True)]
+    rows = trajectories.segments(trajectories.Trajectory(calls, 1.0, 0))
+    packed = [(token, m, i) for i, row in enumerate(rows) for token, m in zip(row.tokens, row.mask, strict=True)]
+    return tuple(list(column) for column in zip(*packed, strict=True))
+
+
 @pytest.mark.parametrize(
     ("exercise_id", "answer"),
     [
@@ -171,6 +178,10 @@ def test_a_check_takes_well_under_a_second(exercise):
         ("05.1", advantages.group_relative_advantages),
         ("05.3", lambda mask, mode, max_length: losses.token_weights(mask, mode, max_length=max_length)),
         ("05.5", lambda lp, ref: losses.kl_estimate(lp, ref, torch.ones_like(lp), estimator="k3")),
+        ("08.1", packed_segments),
+        ("08.2", lambda rewards, groups, owners: advantages.leave_one_out_advantages(rewards, groups)[owners]),
+        ("08.5", lambda mask, owners: losses.token_weights(mask.double(), "trajectory-mean", owners=owners)),
+        ("08.6", lambda costs, successes: advantages.efficiency_advantages(costs, successes, [0] * len(costs))),
     ],
 )
 def test_the_library_passes_its_own_exercises(exercise_id, answer):
