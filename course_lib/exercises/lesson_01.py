@@ -157,6 +157,22 @@ def response_log_prob(logits, tokens):
                 "The sign is turned round: you return the cross-entropy loss, −log π(y|x). A "
                 "log-probability is never positive.",
             ),
+            Mistake(
+                """
+def response_log_prob(logits, tokens):
+    return torch.log_softmax(logits, -1)[:, tokens].sum()
+""",
+                "[:, tokens] takes every sampled token's column from every row, T² values. Only entry "
+                "tokens[k] of row k belongs to the sum.",
+            ),
+            Mistake(
+                """
+def response_log_prob(logits, tokens):
+    return torch.log_softmax(logits, -1)[:-1].gather(-1, tokens[:-1, None]).sum()
+""",
+                "You leave out the last token. The policy chose it too, and it is often the one that "
+                "ends the response: it belongs to the sum.",
+            ),
         ),
         alternatives=(
             """
@@ -441,6 +457,21 @@ def exact_objective(first_logits, second_logits, rewards):
                 "You add the logits and take one softmax over all responses. Each step is normalised "
                 "by itself, over its own vocabulary.",
             ),
+            Mistake(
+                """
+def exact_objective(first_logits, second_logits, rewards):
+    return (first_logits.softmax(-1)[:, None] * second_logits.softmax(-1) * rewards).mean()
+""",
+                "You divide by the number of responses. The probabilities sum to 1 already: weighted with "
+                "them, the sum is the mean.",
+            ),
+            Mistake(
+                """
+def exact_objective(first_logits, second_logits, rewards):
+    return ((first_logits.softmax(-1)[:, None] + second_logits.softmax(-1)) * rewards).sum()
+""",
+                "You add π(a) and π(b|a). Probabilities multiply; it is their logs that add.",
+            ),
         ),
         alternatives=(
             """
@@ -495,6 +526,9 @@ standard_error = None
             Mistake(0.05, "You used p = ½, the worst case. Here p = 0.2 is known."),
             Mistake(0.0784, "This is half the width of a 95 % interval, 1.96 standard errors. Asked for is one."),
             Mistake(0.0447, "You used √(p/N). The variance of a 0/1 reward is p(1 − p), not p."),
+            Mistake(0.08, "This is two standard errors, about half the width of a 95 % interval. Asked for is one."),
+            Mistake(0.02, "You divide the mean by √N. Divide the standard deviation of one reward, √(p(1 − p))."),
+            Mistake(4.0, "This is in percentage points. Rewards and J run from 0 to 1: give the error on that scale."),
         ),
     ),
     Exercise(

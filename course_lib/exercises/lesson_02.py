@@ -145,6 +145,39 @@ def score(logits, action):
 """,
                 "exp(1000) overflows and inf/inf is NaN. Use torch.softmax, or subtract the maximum first.",
             ),
+            Mistake(
+                """
+def score(logits, action):
+    g = -torch.softmax(logits, -1)
+    g[action] = 1
+    return g
+""",
+                "At the sampled token you have 1. The normaliser takes π(a) away there too: 1 − π(a).",
+            ),
+            Mistake(
+                """
+def score(logits, action):
+    g = -torch.softmax(logits, -1)[action].expand(len(logits)).clone()
+    g[action] += 1
+    return g
+""",
+                "You subtract π(a), the sampled token's probability, everywhere. Entry v loses its own, π(v).",
+            ),
+            Mistake(
+                """
+def score(logits, action):
+    return torch.nn.functional.one_hot(torch.tensor(action), len(logits)) - torch.log_softmax(logits, -1)
+""",
+                "You subtract log π. The derivative of the normaliser log Σ exp θ_v is π(v), a probability.",
+            ),
+            Mistake(
+                """
+def score(logits, action):
+    return torch.nn.functional.one_hot(torch.tensor(action), len(logits)) / torch.softmax(logits, -1)
+""",
+                "1/π(a) is the derivative of log π(a) with respect to π(a). Asked for is the one with respect to "
+                "the logits: multiply with ∂π(a)/∂θ_v, the chain rule.",
+            ),
         ),
         alternatives=(
             """
@@ -277,6 +310,22 @@ def reinforce_gradient(logits, actions, rewards):
     return rewards @ (torch.eye(len(p)).to(p)[actions] - p) / len(p)
 """,
                 "You divide by V, the size of the vocabulary. The mean is over the N samples.",
+            ),
+            Mistake(
+                """
+def reinforce_gradient(logits, actions, rewards):
+    p = logits.softmax(-1)
+    return (torch.eye(len(p)).to(p)[actions] - p).mean(0)
+""",
+                "The rewards are not used. This is the mean score, whose expectation is 0 for every policy.",
+            ),
+            Mistake(
+                """
+def reinforce_gradient(logits, actions, rewards):
+    p = logits.softmax(-1)
+    return rewards @ (torch.eye(len(p)).to(p)[actions] - p) / (rewards != 0).sum()
+""",
+                "You divide by the number of rewarded samples. The mean is over all N, those with reward 0 included.",
             ),
         ),
         alternatives=(
@@ -414,6 +463,27 @@ def surrogate_loss(log_probs, rewards, mask):
 """,
                 "You subtract the mean reward. Baselines come in lesson 03; here the rewards are used as they are.",
             ),
+            Mistake(
+                """
+def surrogate_loss(log_probs, rewards, mask):
+    return -(log_probs * mask).sum(-1).mean()
+""",
+                "The rewards are not used. This is supervised fine-tuning on the samples, right and wrong ones alike.",
+            ),
+            Mistake(
+                """
+def surrogate_loss(log_probs, rewards, mask):
+    return -rewards.mean() * (log_probs * mask).sum(-1).mean()
+""",
+                "You multiply two means. Each reward belongs to its own response: multiply first, then average.",
+            ),
+            Mistake(
+                """
+def surrogate_loss(log_probs, rewards, mask):
+    return -(rewards[:, None] * log_probs.exp() * mask).sum(-1).mean()
+""",
+                "You turn log π back into π. The sum is over the logs, and the log is what is differentiated.",
+            ),
         ),
         alternatives=(
             """
@@ -539,6 +609,33 @@ def rewards_to_go(rewards, gamma):
     return out
 """,
                 "You walk forwards, which discounts the past. Walk from the last step to the first.",
+            ),
+            Mistake(
+                """
+def rewards_to_go(rewards, gamma):
+    return rewards.sum() + 0 * rewards
+""",
+                "Every step gets the sum of all rewards, undiscounted. Rewards before step k do not count, and "
+                "later ones are discounted.",
+            ),
+            Mistake(
+                """
+def rewards_to_go(rewards, gamma):
+    left = len(rewards) - 1 - torch.arange(len(rewards))
+    return rewards.flip(0).cumsum(0).flip(0) * gamma ** left
+""",
+                "You discount the whole sum by the steps that are left. Each reward has a delay of its own, l − k.",
+            ),
+            Mistake(
+                """
+def rewards_to_go(rewards, gamma):
+    out, running = [], 0.0
+    for reward in rewards.flip(0):
+        running = reward + gamma * running
+        out.append(running)
+    return torch.stack(out)
+""",
+                "Right values in reverse order: you walked backwards and did not turn the result round.",
             ),
         ),
         alternatives=(
