@@ -97,6 +97,15 @@ class Library:
         best = sorted(range(len(scores)), key=lambda place: (-scores[place], place))[:count]
         return [self.documents[place] for place in best if scores[place] > 0]
 
+    def without_relation(self, text: str) -> str:
+        """ "friend noah mole" without the relation it begins with, if it does."""
+        relation, _, name = text.partition(" ")
+        return name if name and relation in self._relations else text
+
+    @cached_property
+    def _relations(self) -> frozenset[str]:
+        return frozenset([*self.searches, *(relation for page in self.documents for relation in page.facts)])
+
     @cached_property
     def _index(self) -> Any:
         try:
@@ -409,9 +418,9 @@ def expert_reply(episode: ResearchEpisode, *, noise: float = 0.0, draw: Callable
     """What the expert would write now, a function of what the call sees.
 
     Its notes are the question that is left: after the page of mia deer, "colour of friend of mia deer" becomes "colour
-    of noah mole". It acts on its notes alone: it looks up the innermost name, and answers once nothing is left to look
-    up. With `noise` it writes down, so often, a random fact of the page in place of the right one, of the right kind:
-    another person, or another thing.
+    of friend noah mole", and after his, "colour grey". It acts on its notes alone: it looks up the innermost name, and
+    answers once nothing is left to look up. With `noise` it notes, so often, a random fact of the page in place of the
+    one that was asked for, of the right kind: another person, or another thing.
 
     Args:
         episode: at any call.
@@ -422,6 +431,7 @@ def expert_reply(episode: ResearchEpisode, *, noise: float = 0.0, draw: Callable
     left = episode.notes or episode.question.asked
     *relations, name = left.split(" of ")
     if episode.turn == "act":
+        name = library.without_relation(name)
         if not relations:
             return f" answer {name}\n"
         if relations[-1] in library.searches:
@@ -435,9 +445,9 @@ def expert_reply(episode: ResearchEpisode, *, noise: float = 0.0, draw: Callable
         return f" {left}\n"
     if noise and draw() < noise:
         is_page = library.page(value) is not None
-        values = [other for other in episode.page.facts.values() if (library.page(other) is not None) == is_page]
-        value = values[int(draw() * len(values))]
-    return " " + " of ".join([*relations, value]) + "\n"
+        facts = [fact for fact in episode.page.facts.items() if (library.page(fact[1]) is not None) == is_page]
+        relation, value = facts[int(draw() * len(facts))]
+    return " " + " of ".join([*relations, f"{relation} {value}"]) + "\n"
 
 
 def expert_trajectory(
@@ -452,7 +462,7 @@ def expert_trajectory(
         >>> task = ResearchTask(RandomLibraries(), context_budget=500)
         >>> attempt = expert_trajectory(task, task.training_problem(0), Letters())
         >>> ["".join(map(chr, call.output)).strip() for call in attempt.calls]
-        ['open mia deer', 'colour of noah mole', 'open noah mole', 'grey', 'answer grey']
+        ['open mia deer', 'colour of friend noah mole', 'open noah mole', 'colour grey', 'answer grey']
         >>> attempt.reward
         1.0
     """
