@@ -108,6 +108,7 @@ NOTEBOOKS = {
     3: "03_baselines.ipynb",
     4: "04_ppo_clipping.ipynb",
     5: "05_grpo.ipynb",
+    7: "07_agent_trajectories.ipynb",
 }
 
 ENTRIES = (
@@ -472,15 +473,64 @@ ENTRIES = (
     ),
     Entry(
         lesson=7,
-        heading="",
+        heading="2 The environment has no gradient",
         name="a trajectory's score splits by call",
-        formula=r"\sum_j\nabla\log\pi_\theta(y_j\mid c_j)",
-        functions=("trajectories.Trajectory", "trajectories.segments"),
+        formula="\\nabla\\log p_\\theta(\\tau)=\n\\sum_j\\nabla\\log\\pi_\\theta(y_j\\mid c_j)",
+        functions=("trajectories.Trajectory", "toy.ToyAgent"),
         tests=(
             "test_toy_agents.py::test_the_score_splits_by_call_and_the_environment_has_none",
-            "test_trajectories.py::test_an_append_only_agent_is_its_transcript",
+            "test_toy_agents.py::test_gradient_is_the_score_form_and_finite_differences",
         ),
-        verl="`rollout.multi_turn.enable`",
+    ),
+    Entry(
+        lesson=7,
+        heading="3 One transcript, one mask",
+        name="masked transcript",
+        formula=r"\sum_t m_t\log\pi_\theta(z_t\mid z_{<t})",
+        functions=("trajectories.segments", "trajectories.stepwise_batch"),
+        tests=(
+            "test_trajectories.py::test_an_append_only_agent_is_its_transcript",
+            "test_toy_agents.py::test_the_final_transcript_is_exact_for_an_append_only_agent",
+        ),
+        exercises=("07.1", "07.2"),
+        trl="`max_tool_calling_iterations`",
+        verl="`rollout.multi_turn.enable`, `rollout.multi_turn.max_assistant_turns`",
+    ),
+    Entry(
+        lesson=7,
+        heading="4 Training on the tool's words",
+        name="tool tokens are no actions",
+        formula=r"\mathbb{E}_{o\sim P}[\nabla_z\log\pi(o)]=P-\pi",
+        functions=("trajectories.Segment",),
+        tests=(
+            "test_toy_agents.py::test_training_on_the_environments_tokens_is_biased",
+            "test_toy_agents.py::test_tool_tokens_in_a_shared_row_hold_the_search_at_one_over_their_number",
+        ),
+    ),
+    Entry(
+        lesson=7,
+        heading="5 Never decode and encode again",
+        name="prefix test",
+        formula=r"c_{j+1}=c_j+y_j+o_j",
+        functions=("trajectories.Call", "trajectories.segments"),
+        tests=(
+            "test_trajectories.py::test_one_different_token_is_no_prefix",
+            "test_trajectories.py::test_sampled_ids_are_trained_even_if_decoding_would_merge_them",
+        ),
+        exercises=("07.3", "07.4"),
+        verl="`rollout.multi_turn.tokenization_sanity_check_mode`",
+    ),
+    Entry(
+        lesson=7,
+        heading="6 A row for every call, or one for all",
+        name="merging prefixes",
+        formula="\\tfrac{n(n-1)}{2}\\lvert y_j o_j\\rvert\n\\to\\ (n-1)\\lvert y_j o_j\\rvert",
+        functions=("trajectories.segments", "tree.tree_size"),
+        tests=(
+            "test_trajectories.py::test_merging_prefixes_changes_no_gradient",
+            "test_trajectories.py::test_merging_prefixes_changes_no_gradient_of_a_transformer",
+            "test_trajectories.py::test_order_padding_and_micro_batches_change_no_gradient",
+        ),
     ),
     Entry(
         lesson=8,
