@@ -472,6 +472,14 @@ ENTRIES = (
         verl="`algorithm.rollout_correction.rollout_is`, `algorithm.rollout_correction.rollout_is_threshold`",
     ),
     Entry(
+        lesson=6,
+        heading="",
+        name="effective sample size",
+        formula=r"(\sum_iw_i)^2/\sum_iw_i^2",
+        functions=("losses.effective_sample_size",),
+        tests=("test_losses.py::test_effective_sample_size_is_what_the_variance_says",),
+    ),
+    Entry(
         lesson=7,
         heading="2 The environment has no gradient",
         name="a trajectory's score splits by call",

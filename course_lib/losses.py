@@ -178,6 +178,47 @@ def truncated_importance_weights(
     return torch.where(active, _bounded_exp(log_ratio).clamp(max=cap), 0)
 
 
+def effective_sample_size(weights: Tensor, mask: Tensor | None = None) -> Tensor:
+    """(Σ w)² / Σ w²: how many unweighted samples an importance-weighted average is about as precise as.
+
+    n if all n weights are equal, 1 if one of them outweighs all others. Divided by n it is the share of the rollouts
+    that is not wasted.
+
+    Args:
+        weights: ≥ 0, any shape: one a token, or one a sequence.
+        mask: of the same shape, 1 where a weight counts; all count where None.
+
+    Returns:
+        a scalar without gradient; 0 if no weight is above 0.
+
+    Raises:
+        ValueError: shapes differ, or a weight is negative or not finite.
+
+    Source:
+        Kish 1965, Survey Sampling; Kong 1992, A Note on Importance Sampling Using Standardized Weights.
+
+    Example:
+        >>> effective_sample_size(torch.tensor([1.0, 1.0, 1.0, 1.0])), effective_sample_size(torch.tensor([3.0, 1.0]))
+        (tensor(4.), tensor(1.6000))
+    """
+    weights = as_tensor("weights", weights).detach()
+    w = weights.to(compute_dtype(weights)).reshape(-1)
+    if mask is not None:
+        mask = as_tensor("mask", mask)
+        require_shape("mask", mask, weights.shape, "that of weights")
+        w = w[mask.reshape(-1).to(w.device) != 0]
+    require(
+        bool((w.isfinite() & (w >= 0)).all()),
+        "weights",
+        "finite numbers ≥ 0",
+        w[~(w >= 0) | ~w.isfinite()][:1].tolist(),
+    )
+    # Divided by the largest one first: the squares of large ratios would overflow.
+    w = w / w.max().clamp(min=torch.finfo(w.dtype).tiny) if len(w) else w
+    total = w.square().sum()
+    return torch.where(total > 0, w.sum().square() / total, 0)
+
+
 def token_weights(
     mask: Tensor,
     mode: Mode,

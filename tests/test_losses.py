@@ -17,6 +17,7 @@ from course_lib import (
     token_weights,
     truncated_importance_weights,
 )
+from course_lib.losses import effective_sample_size
 
 MODES = ("token-mean", "sequence-mean", "sequence-sum", "fixed-length", "trajectory-mean")
 ESTIMATORS = ("k1", "k2", "k3")
@@ -291,6 +292,32 @@ def test_importance_weights_by_token_and_sequence():
     sequence = truncated_importance_weights(trainer, rollout, [[1, 1, 0]], cap=20.0, level="sequence")
     torch.testing.assert_close(sequence, double([[11.25, 11.25, 0.0]]))
     assert not truncated_importance_weights(trainer.requires_grad_(), rollout, [[1, 1, 1]]).requires_grad
+
+
+def test_effective_sample_size_by_hand_and_at_its_bounds():
+    assert effective_sample_size(double([3.0, 1.0])).item() == pytest.approx(16 / 10)
+    assert effective_sample_size(torch.full((5, 2), 0.3)).item() == pytest.approx(10)
+    assert effective_sample_size([[1.0, 1e-9], [0.0, 0.0]]).item() == pytest.approx(1)
+    assert effective_sample_size([2.0, 2.0, 7.0], [1, 1, 0]).item() == pytest.approx(2)
+    assert effective_sample_size([0.0, 0.0]).item() == effective_sample_size([]).item() == 0
+    assert effective_sample_size(torch.tensor([1e38, 1e38])).item() == pytest.approx(2)  # squares beyond float32
+    assert effective_sample_size([2.0, math.nan], [1, 0]).item() == 1
+    assert not effective_sample_size(torch.ones(2, requires_grad=True)).requires_grad
+    for bad in ([1.0, -1.0], [math.inf], [math.nan]):
+        with pytest.raises(ValueError, match="weights: expected finite numbers ≥ 0, got"):
+            effective_sample_size(bad)
+    with pytest.raises(ValueError, match="mask: expected shape"):
+        effective_sample_size([1.0, 2.0], [1])
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=8), st.floats(1e-3, 1e3))
+def test_effective_sample_size_is_what_the_variance_says(weights, scale):
+    """Var(Σ w x / Σ w) = σ² / ESS for independent x; a common factor of the weights means nothing."""
+    w = double(weights)
+    size = effective_sample_size(w)
+    torch.testing.assert_close(1 / size, (w / w.sum()).square().sum())
+    torch.testing.assert_close(effective_sample_size(w * scale), size)
+    assert 1 - 1e-9 <= size <= len(w) + 1e-9
 
 
 def test_importance_weights_never_exceed_the_cap_and_stay_finite():

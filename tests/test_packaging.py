@@ -28,7 +28,7 @@ LAYERS = (
     {"advantages", "losses", "tree", "rewards", "runs"},
     {"logprobs", "trajectories", "tasks"},
     {"toy", "models", "checkpoints", "research"},
-    {"sampling", "processes", "warm_start"},
+    {"sampling", "processes", "warm_start", "engines"},
     {"training"},
     {"plots", "exercises", "index", "doctor", "finetune"},
     {"__main__"},
