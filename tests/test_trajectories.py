@@ -360,13 +360,13 @@ def assert_layout_changes_nothing(runs, mode, width, random):
     torch.testing.assert_close(torch.stack(parts).sum(0), expected, **EXACT)
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(several, modes)
 def test_merging_prefixes_changes_no_gradient(runs, mode):
     assert_merging_changes_nothing(runs, mode)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(several, modes, st.integers(0, 5), st.randoms(use_true_random=False))
 def test_order_padding_and_micro_batches_change_no_gradient(runs, mode, width, random):
     assert_layout_changes_nothing(runs, mode, width, random)
