@@ -109,6 +109,7 @@ NOTEBOOKS = {
     4: "04_ppo_clipping.ipynb",
     5: "05_grpo.ipynb",
     7: "07_agent_trajectories.ipynb",
+    8: "08_stepwise_grpo.ipynb",
 }
 
 ENTRIES = (
@@ -542,18 +543,43 @@ ENTRIES = (
     ),
     Entry(
         lesson=8,
-        heading="",
+        heading="3 Segments",
         name="stepwise GRPO",
         formula=r"\sum_i A_i\sum_j\nabla\log\pi_\theta(y_{ij}\mid c_{ij})",
-        functions=("trajectories.trajectory_advantages", "trajectories.stepwise_batch"),
+        functions=("trajectories.segments", "trajectories.stepwise_batch"),
         tests=(
-            "test_trajectories.py::test_the_baseline_is_over_trajectories_not_steps",
             "test_toy_agents.py::test_stepwise_with_leave_one_out_over_trajectories_is_exact",
+            "test_toy_agents.py::test_stepwise_segments_are_exact_for_any_way_of_editing",
+        ),
+        exercises=("08.1",),
+    ),
+    Entry(
+        lesson=8,
+        heading="2 Training on the final transcript",
+        name="the final transcript is biased",
+        formula=r"\mathbb{E}[(R-J)\,\tilde s]\ne\nabla J",
+        functions=("toy.Samples.final_transcripts", "toy.research_agent"),
+        tests=(
+            "test_toy_agents.py::test_the_final_transcript_of_an_editing_agent_never_trains_the_note",
+            "test_toy_agents.py::test_the_final_transcript_of_an_editing_agent_shows_in_the_first_ratio",
         ),
     ),
     Entry(
         lesson=8,
-        heading="",
+        heading="4 One baseline for whole trajectories",
+        name="baseline over trajectories, not steps",
+        formula=r"r_i-\tfrac{1}{G}\sum_k r_k,\ \text{not}\ r_i-\frac{\sum_k n_k r_k}{\sum_k n_k}",
+        functions=("trajectories.trajectory_advantages",),
+        tests=(
+            "test_trajectories.py::test_the_baseline_is_over_trajectories_not_steps",
+            "test_toy_agents.py::test_a_baseline_over_steps_is_biased",
+            "test_toy_agents.py::test_a_baseline_over_steps_climbs_against_the_success_rate_per_call",
+        ),
+        exercises=("08.2", "08.3", "08.4"),
+    ),
+    Entry(
+        lesson=8,
+        heading="5 What weight does a segment deserve?",
         name="one vote a trajectory",
         formula=r"w_{ik}=1/(N\cdot\text{its tokens})",
         functions=("losses.token_weights",),
@@ -561,5 +587,19 @@ ENTRIES = (
             "test_losses.py::test_owners_are_one_vote_each",
             "test_trajectories.py::test_a_trajectory_has_one_vote_however_many_segments_it_has",
         ),
+        exercises=("08.5",),
+        verl="`actor.loss_agg_mode=seq-mean-token-mean` gives a vote to each row, so to each segment",
+    ),
+    Entry(
+        lesson=8,
+        heading="7 Efficiency",
+        name="efficiency among successes",
+        formula=r"\mathrm{clip}\big((\bar c-c_i)/\bar c,\,-1,\,1\big)",
+        functions=("advantages.efficiency_advantages",),
+        tests=(
+            "test_advantages.py::test_cheap_successes_get_more_and_failures_nothing",
+            "test_advantages.py::test_efficiency_climbs_the_price_of_a_success",
+        ),
+        exercises=("08.6",),
     ),
 )
