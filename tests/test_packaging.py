@@ -94,10 +94,10 @@ def test_conda_installs_what_pip_installs():
     assert '-c constraints.txt -e ".[course]"' in MAKEFILE
 
 
-def test_course_extra_holds_all_others_but_the_engine():
+def test_course_extra_holds_what_every_learner_needs():
     (course,) = (Requirement(text) for text in EXTRAS["course"])
     assert course.name == PROJECT["name"]
-    assert course.extras == set(EXTRAS) - {"course", "engine"}
+    assert course.extras == set(EXTRAS) - {"course", "engine", "browser", "docs"}
 
 
 def test_every_requirement_is_pinned_within_its_range():
