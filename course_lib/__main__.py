@@ -67,23 +67,32 @@ COMMANDS = {
     "progress": (progress, lambda parser: None),
 }
 
+SET_UP = "Set up first, with make learn or as in the README; then use the Python of that set-up: .venv/bin/python"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code: 0 good, 1 not good, 2 wrong input, said in one line."""
     argv = sys.argv[1:] if argv is None else argv
+    try:
+        options = _parser(argv[:1]).parse_args(argv)
+        return options.run(options)
+    except ModuleNotFoundError as error:
+        what = f"{error.msg}. {SET_UP}"
+    except (ValueError, OSError, FloatingPointError) as error:
+        what = str(error)
+    print(f"course_lib {argv[0]}: {what}", file=sys.stderr)
+    return 2
+
+
+def _parser(chosen: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="course_lib", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (run, add_options) in COMMANDS.items():
         command = commands.add_parser(name, help=run.__doc__.splitlines()[0], description=run.__doc__)
-        if name in argv[:1]:  # the options of the others would only be built, slowly, to be thrown away
+        if name in chosen:  # the options of the others would only be built, slowly, to be thrown away
             add_options(command)
         command.set_defaults(run=run)
-    options = parser.parse_args(argv)
-    try:
-        return options.run(options)
-    except (ValueError, OSError, FloatingPointError) as error:
-        print(f"course_lib {options.command}: {error}", file=sys.stderr)
-        return 2
+    return parser
 
 
 if __name__ == "__main__":

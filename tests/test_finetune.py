@@ -2,6 +2,9 @@
 
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from small_worlds import word_tokenizer
@@ -99,3 +102,16 @@ def test_an_unknown_option_value_lists_the_valid_ones(folder, capsys):
         finetune(folder, "--mode", "mean")
     assert ended.value.code == 2
     assert "token-mean" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "code"), [("finetune", 2), ("progress", 2), ("doctor", 1), ("--help", 0)])
+def test_before_the_set_up_one_sentence_says_what_to_do(command, code):
+    """-S: a Python that has nothing but its standard library."""
+    root = Path(__file__).parents[1]
+    ran = subprocess.run(
+        [sys.executable, "-S", "-m", "course_lib", command], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == code, ran.stderr
+    assert ran.stderr.count("\n") == (code == 2)
+    if code:
+        assert "make learn" in ran.stderr + ran.stdout
