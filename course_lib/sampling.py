@@ -21,7 +21,7 @@ from course_lib.trajectories import Call, Trajectory
 from course_lib.tree import build_tree, split_rows
 
 PREFILL_TOKENS = 2048
-"""Tree nodes run at once when contexts are read; bounds the quadratic attention mask."""
+"""Tree nodes run at once, at most, when contexts are read; bounds the quadratic attention mask."""
 KEEP_WHILE = 0.75
 """Finished rows are taken out once no more than this share of the batch is still being written."""
 
@@ -187,7 +187,7 @@ def read_contexts(
     held = torch.tensor([[False] * (length - len(c)) + [True] * len(c) for c in contexts], device=device)
     if not supports_tree(model):
         return *_read_padded(model, contexts, held), held
-    rows = [sorted(row) for row in split_rows(contexts, PREFILL_TOKENS)]
+    rows = [sorted(row) for row in split_rows(contexts, _prefill_tokens(model))]
     pieces = [_read_tree(model, [contexts[index] for index in row], length, room) for row in rows]
     layers, logits = pieces[0]
     if len(pieces) > 1:
@@ -200,6 +200,13 @@ def read_contexts(
     cache = DynamicCache()
     cache.layers.extend(_Buffer(keys, values, length) for keys, values in layers)
     return cache, logits, held
+
+
+def _prefill_tokens(model: Any) -> int:
+    """Tree nodes N of a row, few enough that attention, 4·N·D operations a token and layer, stays below the weights'
+    2 a parameter: a small model reads short rows faster."""
+    width = model.config.hidden_size * model.config.num_hidden_layers
+    return min(PREFILL_TOKENS, max(256, model.num_parameters() // (2 * width)))
 
 
 def _read_tree(

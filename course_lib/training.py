@@ -273,7 +273,7 @@ class GRPOTrainer:
         places = [(index, member) for index in range(first, first + count) for member in range(config.group_size)]
 
         def play(mine: Sequence[tuple[int, int]]) -> list[Trajectory]:
-            problems = {index: self.task.training_problem(index) for index, _ in mine}
+            problems = {index: self.task.training_problem(index) for index in dict(mine)}
             # A trajectory's draws depend on the run's seed and its own place, so not on who samples it.
             seeds = [int(np.random.SeedSequence([config.seed, *place]).generate_state(1)[0]) for place in mine]
             return self._play([problems[i] for i, _ in mine], config.temperature, seeds, [i for i, _ in mine])
