@@ -145,7 +145,7 @@ class Questions(Protocol):
 class RandomLibraries:
     """Questions that cannot be known by heart: each comes with six people drawn for it alone.
 
-    A page says a person's friend, boss and rival and the person's colour, pet and drink, in random order. A question
+    A page says a person's friend, boss and rival and the person's colour, pet and drink. A question
     of h hops asks for a colour, pet or drink h − 1 people further on: "pet of boss of ada lee" takes two look-ups.
 
     People have a first and a last name. A quarter of the pairs belong to the exam: every name is known from training,
@@ -159,9 +159,9 @@ class RandomLibraries:
     Example:
         >>> question = RandomLibraries().training_problem(0)
         >>> question.prompt, question.answer
-        ('colour of friend of mia deer', 'grey')
-        >>> question.library.page("mia deer").text
-        'mia deer rival ida kite friend noah mole pet frog drink water boss ada seal colour white'
+        ('drink of boss of kate hare', 'juice')
+        >>> question.library.page("kate hare").text
+        'kate hare friend mia deer boss jack swan rival ida kite colour black pet hen drink tea'
     """
 
     FIRST = ("ada", "bob", "cleo", "dan", "eve", "finn", "gus", "hugo",
@@ -217,8 +217,8 @@ class RandomLibraries:
         facts = {}
         for person in people:
             others = shuffled([other for other in people if other != person])
-            known = dict(zip(self.PEOPLE, others, strict=False)) | {k: one(words) for k, words in self.THINGS.items()}
-            facts[person] = {relation: known[relation] for relation in shuffled(list(known))}
+            things = {relation: one(words) for relation, words in self.THINGS.items()}
+            facts[person] = dict(zip(self.PEOPLE, others, strict=False)) | things
         library = Library(
             Document(person, " ".join([person, *(f"{relation} {value}" for relation, value in told.items())]), told)
             for person, told in facts.items()
@@ -295,7 +295,7 @@ class ResearchTask:
     Example:
         >>> task = ResearchTask(RandomLibraries(hops=2, seed=0))
         >>> task.training_problem(0).prompt
-        'colour of friend of mia deer'
+        'drink of boss of kate hare'
     """
 
     def __init__(
@@ -417,8 +417,8 @@ class ResearchEpisode:
 def expert_reply(episode: ResearchEpisode, *, noise: float = 0.0, draw: Callable[[], float] | None = None) -> str:
     """What the expert would write now, a function of what the call sees.
 
-    Its notes are the question that is left: after the page of mia deer, "colour of friend of mia deer" becomes "colour
-    of friend noah mole", and after his, "colour grey". It acts on its notes alone: it looks up the innermost name, and
+    Its notes are the question that is left: after the page of kate hare, "drink of boss of kate hare" becomes "drink of
+    boss jack swan", and after his, "drink juice". It acts on its notes alone: it looks up the innermost name, and
     answers once nothing is left to look up. With `noise` it notes, so often, a random fact of the page in place of the
     one that was asked for, of the right kind: another person, or another thing.
 
@@ -462,7 +462,7 @@ def expert_trajectory(
         >>> task = ResearchTask(RandomLibraries(), context_budget=500)
         >>> attempt = expert_trajectory(task, task.training_problem(0), Letters())
         >>> ["".join(map(chr, call.output)).strip() for call in attempt.calls]
-        ['open mia deer', 'colour of friend noah mole', 'open noah mole', 'colour grey', 'answer grey']
+        ['open kate hare', 'drink of boss jack swan', 'open jack swan', 'drink juice', 'answer juice']
         >>> attempt.reward
         1.0
     """
