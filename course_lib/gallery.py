@@ -340,8 +340,8 @@ GALLERY: dict[str, Failure] = {
         metric="entropy",
         faulty=lambda: train(letters(), learning_rate=0.1),
         fixed=healthy,
-        symptom="entropy is gone after a dozen steps. Then all groups are dead, and the reward stays at 0.75.",
-        cause="Steps so large that the first good replies drive out all others. One question of four still had none.",
+        symptom="entropy is gone after a dozen steps. Then all groups are dead, and the reward stays where it is.",
+        cause="Steps so large that the first replies drive out all others, before each question has found its answer.",
         remedy="A lower learning rate, fewer updates on a batch, larger batches.",
     ),
     "KL blow-up": Failure(
@@ -351,8 +351,7 @@ GALLERY: dict[str, Failure] = {
             coin_judge(), grpo(reference=coin_judge(), beta=0.5), learning_rate=8.0, groups=2
         ),
         symptom="kl grows from step to step and the reward does not.",
-        cause="The reward is noise here. Advantages are noise divided by its own size, so every step is a full one, "
-        "and the policy walks at random.",
+        cause="The reward is noise. Divided by its own size, it makes full steps in random directions.",
         remedy="A KL penalty, a lower learning rate, and above all a reward that means something.",
     ),
     "mask off by one": Failure(
@@ -368,8 +367,7 @@ GALLERY: dict[str, Failure] = {
         faulty=lambda: enumerate_run(rambler(), grpo(unmasked=2), learning_rate=6.0),
         fixed=lambda: enumerate_run(rambler(), grpo(), learning_rate=6.0),
         symptom="truncated climbs with the reward: right replies no longer end.",
-        cause="The mask leaves out every token with the id of padding, and padding is the end-of-sequence token. "
-        "All tokens of a right reply are pushed up but the one that ends it.",
+        cause="Masked by id: padding and end of sequence are one token, so the end of a right reply is never trained.",
         remedy="Mask by place, not by id: the first end-of-sequence token belongs to the reply.",
     ),
     "two temperatures": Failure(

@@ -44,7 +44,7 @@ def test_dead_groups():
 
 def test_a_lenient_parser():
     bad, good = runs("a lenient parser")
-    assert late(bad["reward"]) > 0.8 and late(bad["exam_gap"]) > early(bad["exam_gap"]) + 0.2 > 0.5
+    assert late(bad["reward"]) > 0.6 and late(bad["exam_gap"]) > max(0.35, early(bad["exam_gap"]) + 0.1)
     assert late(bad["reply_tokens"]) > 5.8
     assert abs(late(good["exam_gap"])) < 0.2
 
@@ -58,9 +58,9 @@ def test_length_growth():
 
 def test_entropy_collapse():
     bad, good = runs("entropy collapse")
-    assert mean(bad["entropy"][15:]) < 0.15 and mean(bad["dead_groups"][20:]) > 0.9
-    assert max(bad["reward"][-10:]) < 0.8 < 0.9 < good["reward"][-1]
-    assert min(value for value in good["entropy"] if not math.isnan(value)) > 0.5
+    assert mean(bad["entropy"][5:15]) < 0.65 * mean(good["entropy"][5:15])
+    assert late(bad["dead_groups"]) > 0.9 > 0.8 > late(good["dead_groups"])
+    assert max(bad["reward"][-5:]) < 0.78 < mean(good["reward"][-5:])
 
 
 def test_kl_blow_up():
