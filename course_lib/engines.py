@@ -87,6 +87,7 @@ def _ask_llamacpp(model: str, r: Request) -> tuple[str, dict[str, Any]]:
 
 def _read_llamacpp(engine: "Engine", request: Request, answer: Any) -> Reply:
     tokens, entries = answer["tokens"], answer.get("completion_probabilities", [])
+    # With speculative decoding the server reports 1 for what was guessed right: start it without.
     # A token that ends inside a UTF-8 character (a piece of an emoji) is in `tokens` and has no entry. Leaving out
     # such replies would change the distribution, so what they lack is asked for once more.
     places = _certain_places(tokens, [entry["id"] for entry in entries])
@@ -384,6 +385,7 @@ params.n_parallel = wanted["slots"]
 params.n_ctx = wanted["slots"] * wanted["context"]
 params.n_gpu_layers = 0
 params.fit_params = False
+params.cache_ram_mib = 0
 params.warmup = False
 params.ui = False
 params.verbosity = 1
