@@ -19,11 +19,11 @@ from course_lib.trajectories import Call, SegmentBatch, Trajectory, stepwise_bat
 
 RUNS = Path(__file__).parents[1] / "runs"
 LIVE = GRPOConfig(
-    steps=30, prompts_per_step=24, group_size=8, max_new_tokens=6, temperature=1.0, max_resamples=0, learning_rate=1e-3,
+    steps=24, prompts_per_step=24, group_size=8, max_new_tokens=6, temperature=1.0, max_resamples=0, learning_rate=1e-3,
     warmup_steps=0, tokens_per_row=512, eval_problems=1000,
 )  # fmt: skip
-LONG = replace(LIVE, steps=120, prompts_per_step=32)
-COMPARED = replace(LIVE, steps=40, prompts_per_step=16, eval_problems=400)
+LONG = replace(LIVE, steps=100, prompts_per_step=32)
+COMPARED = replace(LIVE, steps=24, prompts_per_step=16, eval_problems=300)
 
 
 class FinalTranscriptTrainer(GRPOTrainer):
