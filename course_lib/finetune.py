@@ -6,15 +6,19 @@ which knows no terminal.
 
 import argparse
 import builtins
+import json
+import sys
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from course_lib import runs
 from course_lib.models import load_model, load_small_model
 from course_lib.processes import join, rank
-from course_lib.runs import Evaluation
-from course_lib.tasks import Arithmetic, Task, load_jsonl
+from course_lib.rewards import REWARDS
+from course_lib.runs import Evaluation, Metrics
+from course_lib.tasks import Arithmetic, SingleTurnTask, load_jsonl
 from course_lib.training import PRESETS, GRPOConfig, GRPOTrainer
 
 ATTRIBUTE_LINES = {
@@ -30,6 +34,7 @@ def add_task_options(parser: argparse.ArgumentParser) -> None:
     """Options that `finetune` and `evaluate` share: which model, which problems."""
     parser.add_argument("--model", metavar="PATH", help="model folder, .gguf file or hub id; default: the small model")
     parser.add_argument("--data", metavar="FILE", help='JSON lines {"prompt": ..., "answer": ...}; default: arithmetic')
+    parser.add_argument("--reward", choices=sorted(REWARDS), help="default: lenient-number; arithmetic: first-integer")
     parser.add_argument("--level", type=int, default=2, help="level of the arithmetic task, 1 to 5 (default: 2)")
     parser.add_argument("--show", type=int, default=6, metavar="N", help="replies to print (default: 6)")
 
@@ -64,17 +69,23 @@ def finetune(options: argparse.Namespace) -> int:
     }
     config = replace(PRESETS[options.preset], **given, output_dir=options.output)
     join()
-    print = builtins.print if rank() == 0 else lambda *_: None
+    print = partial(builtins.print, flush=True) if rank() == 0 else lambda *_: None
     if options.resume and options.output is None:
         raise ValueError("--output: expected the folder of the run to resume, got none")
-    model, tokenizer = _model(options)
-    trainer = GRPOTrainer(model, tokenizer, _task(options, config.seed), config)
+    if options.output is not None and not options.resume:  # before the minutes of the first exam, and its file there
+        runs.prepare_folder(Path(options.output))
+    task = _task(options, config.seed)
+    trainer = GRPOTrainer(*_model(options), task, config)
     if options.resume:
+        _require_same_task(trainer)
         print(f"resumed after step {trainer.resume()} of {config.steps}")
+    batch = f"{config.prompts_per_step} x {config.group_size} replies"
+    exam = f"{len(trainer.held_out)} held-out problems before and after"
+    print(f"{task.name} on {trainer.model.device}: {config.steps} steps of {batch}, {exam}")
     before = _stored(trainer, "before") or trainer.evaluate()
     _store(trainer, "before", before)
     print(f"before: {before}")
-    trainer.train()
+    trainer.train(on_step=None if sys.stderr.isatty() or rank() else partial(_log, steps=config.steps))
     if trainer.step < config.steps:
         print(f"stopped after step {trainer.step} of {config.steps}; --resume goes on")
         return 0
@@ -83,18 +94,18 @@ def finetune(options: argparse.Namespace) -> int:
     after = trainer.evaluate()
     _store(trainer, "after", after)
     print(f"after:  {after}")
-    for (prompt, old, _), (_, new, reward) in list(zip(before.replies, after.replies, strict=True))[: options.show]:
+    for (prompt, old, _), (_, new, reward) in list(zip(before.replies, after.replies, strict=False))[: options.show]:
         print(f"  {prompt!r}: {old!r} -> {new!r} (reward {reward:g})")
     return 0
 
 
 def evaluate(options: argparse.Namespace) -> int:
     """Play the held-out problems greedily; prints the accuracy with its interval and some replies."""
-    model, tokenizer = _model(options)
     config = replace(
         PRESETS["laptop"], eval_problems=options.eval_problems, max_new_tokens=options.max_new_tokens
     )
-    result = GRPOTrainer(model, tokenizer, _task(options, config.seed), config).evaluate()
+    task = _task(options, config.seed)
+    result = GRPOTrainer(*_model(options), task, config).evaluate()
     print(f"held out: {result}")
     for prompt, reply, reward in result.replies[: options.show]:
         print(f"  {prompt!r}: {reply!r} (reward {reward:g})")
@@ -114,8 +125,21 @@ def _model(options: argparse.Namespace) -> tuple[Any, Any]:
     return load_model(options.model) if options.model else load_small_model()
 
 
-def _task(options: argparse.Namespace, seed: int) -> Task:
-    return load_jsonl(options.data, seed=seed) if options.data else Arithmetic(level=options.level, seed=seed)
+def _task(options: argparse.Namespace, seed: int) -> SingleTurnTask:
+    settings: dict[str, Any] = {"seed": seed} | ({"reward": REWARDS[options.reward]} if options.reward else {})
+    return load_jsonl(options.data, **settings) if options.data else Arithmetic(level=options.level, **settings)
+
+
+def _require_same_task(trainer: GRPOTrainer) -> None:
+    """A run goes on with the problems that it began with."""
+    path, task = trainer.output / "run.json", trainer.task.name
+    if path.exists() and (begun := json.loads(path.read_text(encoding="utf-8"))["task"]) != task:
+        raise ValueError(f"--resume: expected the task of that run, {begun}, got {task}: give its --data and --level")
+
+
+def _log(metrics: Metrics, *, steps: int) -> None:
+    """A line a step where no progress bar can be drawn, as in a log."""
+    builtins.print(f"step {metrics['step']} of {steps}: reward {metrics['reward']:.2f}", file=sys.stderr, flush=True)
 
 
 def _peak_memory() -> str:

@@ -170,6 +170,23 @@ def write_evaluation(path: Path, result: Evaluation) -> None:
     write_whole(path, json.dumps(asdict(result), indent=1, ensure_ascii=False))
 
 
+def prepare_folder(folder: Path) -> None:
+    """Makes the folder of a new run.
+
+    Raises:
+        ValueError: it is a file, or holds another run, of which nothing is touched.
+        OSError: it cannot be made.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"output_dir: expected a folder, got the file {folder}")
+    if (folder / "config.json").exists():
+        raise ValueError(
+            f"output_dir: expected a new or empty folder, got {folder}, which holds another run; "
+            "resume that run or choose another folder"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+
+
 def begin_session(folder: Path, *, task: str, model: str, step: int) -> None:
     """Notes what makes the coming steps: code, machine, versions."""
     path = folder / "run.json"

@@ -30,7 +30,7 @@ from course_lib.logprobs import ScoredTokens, score_tokens
 from course_lib.losses import grpo_loss, token_weights
 from course_lib.models import autocast_dtype, save_model
 from course_lib.processes import rank, share, size, sum_gradients, wait
-from course_lib.runs import Evaluation, Metrics, begin_session, end_session
+from course_lib.runs import Evaluation, Metrics, begin_session, end_session, prepare_folder
 from course_lib.sampling import sample_trajectories
 from course_lib.tasks import Problem, Task
 from course_lib.trajectories import SegmentBatch, Trajectory, stepwise_batch, trajectory_advantages
@@ -405,7 +405,7 @@ class GRPOTrainer:
 
         Args:
             temperature: 0 plays greedily; that of the policy samples, and the fraction solved then estimates the
-                objective J itself. The draws are the same in every call, so what differs before and after is the policy.
+                objective J itself. The draws are the same in every call, so before and after differ by the policy only.
         """
         if not self.held_out:
             raise ValueError("held_out_problems: expected at least one problem to evaluate on, got none")
@@ -488,10 +488,15 @@ class GRPOTrainer:
         weights = {}
         for path in sorted(folder.glob("model*.safetensors")):
             weights |= load_file(path)
+        expected = f"checkpoint {folder.name}: expected weights of this model"
+        own = self.model.state_dict()
+        for name in filter(weights.__contains__, own):
+            if (here := tuple(own[name].shape)) != (there := tuple(weights[name].shape)):
+                raise CheckpointError(f"{expected}, whose {name} is {here}, got {there}: another model's")
         missing = self.model.load_state_dict(weights, strict=False).missing_keys
         tied = set(getattr(self.model, "_tied_weights_keys", None) or ())
         if lost := [name for name in missing if name not in tied and name in self.parameters]:
-            raise CheckpointError(f"checkpoint {folder.name}: expected weights of this model, {lost[0]} is missing")
+            raise CheckpointError(f"{expected}, {lost[0]} is missing")
         moments = load_file(folder / "optimizer.safetensors")
         saved = self.optimizer.state_dict()
         saved["state"] = {
@@ -510,14 +515,9 @@ class GRPOTrainer:
 
     def _claim_output(self) -> None:
         """Makes the run's folder, or refuses one that holds another run."""
-        path = self.output / "config.json"
-        if path.exists() and self.step == 0:
-            raise ValueError(
-                f"output_dir: expected a new or empty folder, got {self.output}, which holds another run; "
-                "resume that run or choose another folder"
-            )
-        self.output.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self.config), indent=1))
+        if self.step == 0:
+            prepare_folder(self.output)
+        (self.output / "config.json").write_text(json.dumps(asdict(self.config), indent=1))
 
     @contextmanager
     def _lost_process(self) -> Iterator[None]:

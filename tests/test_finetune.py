@@ -83,6 +83,50 @@ def test_a_folder_of_another_run_is_refused(folder, tmp_path, capsys):
     assert "output_dir: expected a new or empty folder" in capsys.readouterr().err
 
 
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "another run"),
+        (["--resume", "--data", "{other}"], "expected the task of that run, rows.jsonl, got other.jsonl"),
+        (["--resume", "--model", "{wide}"], "another model's"),
+        (["--resume", "--steps=3"], "steps: expected 2"),
+    ],
+)
+def test_a_run_is_not_touched_by_a_wrong_command(folder, tmp_path, capsys, options, message):
+    output, wide, other = (tmp_path / name for name in ("run", "wide", "other.jsonl"))
+    tiny_model(vocab_size=len(word_tokenizer()), hidden_size=32).save_pretrained(wide)
+    word_tokenizer().save_pretrained(wide)
+    other.write_text((folder / "rows.jsonl").read_text().replace("a b", "b a"))
+    assert finetune(folder, "--output", str(output), "--learning-rate=0.1") == 0
+    before = contents(output)
+    capsys.readouterr()
+    given = [option.format(wide=wide, other=other) for option in options]
+    assert finetune(folder, "--output", str(output), "--learning-rate=0.1", *given) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert contents(output) == before
+
+
+def test_an_output_that_is_a_file_is_refused_before_anything_is_loaded(folder, capsys):
+    assert finetune(folder, "--output", str(folder / "rows.jsonl"), "--model", "nowhere/at/all") == 2
+    assert "output_dir: expected a folder, got the file" in capsys.readouterr().err
+
+
+def test_the_exam_may_have_another_length_after_a_resume(folder, tmp_path, capsys):
+    assert finetune(folder, "--output", str(tmp_path), "--reward=exact-match") == 0
+    assert finetune(folder, "--output", str(tmp_path), "--eval-problems=100", "--resume") == 0
+
+
+def test_a_log_gets_a_line_a_step(folder, capsys):
+    assert finetune(folder) == 0
+    assert re.fullmatch(r"(step \d of 2: reward [\d.]+\n){2}", capsys.readouterr().err)
+
+
 @pytest.mark.parametrize("content", [b"", b"\x00\xff\x00", b'{"prompt": "a ?"}\n'])
 def test_a_bad_file_is_named(folder, tmp_path, capsys, content):
     path = tmp_path / "bad.jsonl"
