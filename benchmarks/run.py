@@ -1,6 +1,6 @@
 """course_lib against TRL: same model, prompts, lengths, dtype, optimizer and threads, step by step in turn.
 
-    make bench                                    everything, 40 minutes at most on two cores
+    make bench                                    everything, laid out for 40 minutes on two idle cores
     make bench ARGS=--quick                       two minutes, to see that it runs; writes nothing
     make bench ARGS='"4 × 8, 45 + 6 tokens"'      one section anew; `--list` names them
 
