@@ -70,39 +70,53 @@ def test_there_are_enough_of_every_kind():
 @pytest.mark.parametrize("exercise", ALL, ids=by_id)
 def test_declaration_is_complete(exercise):
     diagnoses = [mistake.diagnosis for mistake in exercise.mistakes]
-    assert len(set(diagnoses)) == len(diagnoses) >= 4
-    assert exercise.minutes <= 20
+    lines = exercise.cell.splitlines()
+    missing = {
+        f"mistakes: expected at least four, got {len(diagnoses)}": len(diagnoses) < 4,
+        "mistakes: expected a diagnosis of its own for each": len(set(diagnoses)) < len(diagnoses),
+        f"minutes: expected at most 20, got {exercise.minutes}": exercise.minutes > 20,
+        f"stub: expected at most 40 lines with its check, got {len(lines)}": len(lines) > 40,
+        "stub: expected lines of at most 110 characters": max(map(len, lines)) > 110,
+    }
     if exercise.is_function:
-        assert len(exercise.alternatives) >= 3
-        assert len({case.label for case in exercise.cases}) == len(exercise.cases) >= 4
-        for name in exercise.parameters:
-            assert f"{name}" in ast.get_docstring(ast.parse(exercise.stub).body[0])
+        described = ast.get_docstring(ast.parse(exercise.stub).body[0]) or ""
+        labels = {case.label for case in exercise.cases}
+        undescribed = [p for p in exercise.parameters if not re.search(rf"^[\w, ]*\b{p}\b.*:", described, re.M)]
+        missing |= {
+            f"alternatives: expected at least three, got {len(exercise.alternatives)}": len(exercise.alternatives) < 3,
+            f"cases: expected at least four, got {len(exercise.cases)}": len(exercise.cases) < 4,
+            "cases: expected a label of its own for each": len(labels) < len(exercise.cases),
+            f"stub: expected a line of the docstring for each of {undescribed}": bool(undescribed),
+        }
+    assert [what for what, is_missing in missing.items() if is_missing] == []
     assert f'check("{exercise.id}", {exercise.name})' in exercise.cell
-    assert all(len(line) <= 110 for line in exercise.cell.splitlines())
-    assert len(exercise.cell.splitlines()) <= 40
 
 
 @pytest.mark.parametrize("exercise", FUNCTIONS, ids=by_id)
 def test_right_functions_pass_however_they_are_written(exercise):
-    for source in (exercise.solution, *exercise.alternatives):
+    for number, source in enumerate((exercise.solution, *exercise.alternatives)):
+        which = f"alternatives[{number - 1}]" if number else "solution"
         function = engine.build(source, exercise.name)
         message = engine.judge(exercise, function)
-        assert message.status == "solved", f"{source}\n{message.text()}"
+        assert message.status == "solved", f"{which} and cases do not agree: {source}\n{message.text()}"
         message = engine.judge(exercise, in_float32(function))
-        assert message.status == "solved", f"float32: {source}\n{message.text()}"
+        assert message.status == "solved", f"{which} in float32: {source}\n{message.text()}"
 
 
 @pytest.mark.parametrize("exercise", FUNCTIONS, ids=by_id)
 def test_each_wrong_function_gets_its_own_diagnosis_and_not_the_solution(exercise):
     code = [line.split("#")[0].strip() for line in exercise.solution.splitlines()[2:]]
     secret = [line for line in code if len(line) > 24 and line not in exercise.stub]
-    for mistake in exercise.mistakes:
+    for number, mistake in enumerate(exercise.mistakes):
         message = engine.judge(exercise, engine.build(mistake.wrong, exercise.name))
-        assert message.status == "wrong" and message.parts[0] == ("text", mistake.diagnosis), mistake.wrong
-        assert not any(line in message.text() for line in secret)
-        assert engine.judge(exercise, in_float32(engine.build(mistake.wrong, exercise.name))).status == (
-            "solved" if any(words in mistake.diagnosis for words in INVISIBLE_IN_FLOAT32) else "wrong"
-        )
+        said = f"mistakes[{number}]: {mistake.wrong}\n{message.text()}"
+        assert message.status == "wrong", f"no case tells it from the solution; add one that does\n{said}"
+        own = message.parts[0] == ("text", mistake.diagnosis)
+        assert own, f"expected {mistake.diagnosis!r}; another mistake gives the same on all cases?\n{said}"
+        assert not any(line in message.text() for line in secret), f"shows a line of the solution\n{said}"
+        visible = not any(words in mistake.diagnosis for words in INVISIBLE_IN_FLOAT32)
+        status = engine.judge(exercise, in_float32(engine.build(mistake.wrong, exercise.name))).status
+        assert status == ("wrong" if visible else "solved"), f"in float32 it is judged {status!r}\n{said}"
 
 
 @pytest.mark.parametrize("exercise", VALUES, ids=by_id)
@@ -124,7 +138,8 @@ def test_numbers_and_letters(exercise):
         assert min(np.diff(values)) > 2 * exercise.tolerance, "answers that the tolerance cannot tell apart"
     else:
         letters = re.findall(r"^#   ([A-Z])  ", exercise.stub, flags=re.MULTILINE)
-        assert sorted([exercise.solution, *(mistake.wrong for mistake in exercise.mistakes)]) == letters
+        answers = sorted([exercise.solution, *(mistake.wrong for mistake in exercise.mistakes)])
+        assert answers == letters, f"stub: expected lines like '#   A  text' for {answers}, got {letters}"
         assert engine.judge(exercise, f" {exercise.solution.lower()}. ").status == "solved"
         assert engine.judge(exercise, "Z").status == "wrong"
     assert engine.judge(exercise, ["no"]).status == "wrong"
@@ -144,7 +159,7 @@ def test_an_unsolved_stub_says_so_and_leaves_no_trace(exercise, capsys, own_prog
 
 @pytest.mark.parametrize("exercise", FUNCTIONS, ids=by_id)
 def test_a_check_takes_well_under_a_second(exercise):
-    function = engine.build(exercise.alternatives[1], exercise.name)
+    function = engine.build((exercise.solution, *exercise.alternatives)[-1], exercise.name)
     start = time.process_time()
     engine.judge(exercise, function)
     engine.judge(exercise, engine.build(exercise.mistakes[-1].wrong, exercise.name))
@@ -622,9 +637,9 @@ def test_declarations_that_cannot_work_are_refused():
 # ---------------------------------------------------------------- the notebooks
 
 
-def notebook_cells(path):
+def notebook_cells(path, kind="code"):
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == kind]
 
 
 @pytest.mark.parametrize("lesson", sorted({exercise.id[:2] for exercise in ALL}))
@@ -632,10 +647,15 @@ def test_notebooks_hold_every_exercise_once_and_word_for_word(lesson):
     (notebook,) = list(NOTEBOOKS.glob(f"{lesson}_*.ipynb")) or [None]
     if notebook is None:
         pytest.skip(f"lesson {lesson} has no notebook yet")
-    cells = notebook_cells(notebook)
+    cells, prose = notebook_cells(notebook), notebook_cells(notebook, "markdown")
     for exercise in (exercise for exercise in ALL if exercise.id.startswith(lesson)):
-        holding = [cell for cell in cells if exercise.cell in cell]
-        assert len(holding) == 1, f"{notebook.name}: expected the cell of {exercise.id} once:\n{exercise.cell}"
+        for text, places in ((exercise.cell, cells), (exercise.heading, prose)):
+            found = sum(text in place for place in places)
+            assert found == 1, (
+                f"{notebook.name}: expected this once, got it {found} times. Where the exercise belongs, put a code "
+                f'cell check("{exercise.id}", None) unless it has one; then run\n  python tools/notebooks.py exercises '
+                f"notebooks/{notebook.name}\n  python tools/notebooks.py execute notebooks/{notebook.name}\n\n{text}"
+            )
 
 
 def test_notebooks_check_no_exercise_that_does_not_exist_and_none_twice():

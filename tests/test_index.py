@@ -64,7 +64,8 @@ def sections(path: Path) -> list[str]:
 def test_every_exercise_of_a_lesson_in_the_index_is_there():
     written = {f"{entry.lesson:02d}" for entry in ENTRIES if entry.heading}
     expected = {key for key in registry if key[:2] in written}
-    assert expected <= {exercise for entry in ENTRIES for exercise in entry.exercises}
+    missing = expected - {exercise for entry in ENTRIES for exercise in entry.exercises}
+    assert not missing, f"course_lib/index.py: expected {missing} among the `exercises` of an Entry of its lesson"
 
 
 def test_every_function_of_the_mathematics_is_in_the_index():

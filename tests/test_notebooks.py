@@ -8,6 +8,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from course_lib.exercises import registry
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tools"))
 import notebooks  # noqa: E402
@@ -41,6 +43,18 @@ def test_build_reads_percent_format(tmp_path):
     assert markdown.source == "# Title\nThe policy $\\pi_\\theta$.\n\n- one"
     assert (code.cell_type, code.source, code.id) == ("code", "x = 1\nprint(x)", "c02")
     assert failing.metadata.tags == ["raises-exception"]
+
+
+def test_an_exercise_gets_its_heading_and_its_stub():
+    exercise = registry["00.1"]
+    prose = nbformat.v4.new_markdown_cell("Now you.\n\n### Exercise 00.1 · Old title\n99 minutes\n\nOne line.")
+    placed = notebooks.with_exercises(nbformat.v4.new_notebook(cells=[code("x = 1"), code('check("00.1", None)')]))
+    changed = notebooks.with_exercises(nbformat.v4.new_notebook(cells=[prose, code(exercise.cell.replace("G", "N"))]))
+    assert [cell.source for cell in placed.cells] == ["x = 1", exercise.heading, exercise.cell]
+    assert changed.cells[0].source == f"Now you.\n\n{exercise.heading}\n\nOne line."
+    assert changed.cells[1].source == exercise.cell
+    with pytest.raises(SystemExit, match=r"exercise 99\.9: expected one that"):
+        notebooks.with_exercises(nbformat.v4.new_notebook(cells=[code('check("99.9", f)')]))
 
 
 def stored(tmp_path, *cells, **stray):

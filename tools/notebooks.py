@@ -1,9 +1,13 @@
 """Write, run, check and look at the lessons. For maintainers; a learner never needs it.
 
     python tools/notebooks.py build LESSON.py ...        notebooks/LESSON.ipynb from percent-format text
+    python tools/notebooks.py exercises NOTEBOOK ...     heading and stub of each exercise, as it is declared now
     python tools/notebooks.py execute notebooks/*.ipynb  run in a fresh kernel, store in one form, check
     python tools/notebooks.py check notebooks/*.ipynb    the rules of tests/test_notebooks.py
     python tools/notebooks.py render notebooks/*.ipynb   HTML and pictures of the whole page, to look at
+
+`exercises` looks for the line `check("05.2", ...)`: that cell becomes the stub of exercise 05.2 with its check, and the
+two lines of its heading stand above it. It runs nothing, so `execute` comes after it.
 
 In the text that `build` takes, `# %%` starts a code cell and `# %% [markdown]` one of prose, written as
 comments. Words after that become the cell's tags (`# %% raises-exception`: it shows an error).
@@ -61,6 +65,29 @@ def build(source: Path) -> NotebookNode:
         if tags:
             cell.metadata["tags"] = tags
         notebook.cells.append(cell)
+    return normalise(notebook)
+
+
+def with_exercises(notebook: NotebookNode) -> NotebookNode:
+    """The notebook with the heading and the cell of every exercise as they are declared. Changes its argument."""
+    from course_lib.exercises import registry
+
+    cells: list[NotebookNode] = []
+    for cell in notebook.cells:
+        checked = re.search(r'^check\("([^"]+)"', cell.source, flags=re.MULTILINE) if cell.cell_type == "code" else None
+        if checked:
+            if checked[1] not in registry:
+                raise SystemExit(f"exercise {checked[1]}: expected one that course_lib/exercises declares")
+            exercise = registry[checked[1]]
+            cell.source = exercise.cell
+            heading = re.compile(rf"^### Exercise {re.escape(exercise.id)} ·.*\n.*", flags=re.MULTILINE)
+            above = cells[-1] if cells and cells[-1].cell_type == "markdown" else None
+            if above and heading.search(above.source):
+                above.source = heading.sub(lambda _, text=exercise.heading: text, above.source)
+            else:
+                cells.append(nbformat.v4.new_markdown_cell(exercise.heading))
+        cells.append(cell)
+    notebook.cells = cells
     return normalise(notebook)
 
 
@@ -201,7 +228,7 @@ CHROMIUM_OPTIONS = """
 def main() -> int:
     as_written = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_written)
-    parser.add_argument("action", choices=("build", "execute", "check", "render"))
+    parser.add_argument("action", choices=("build", "exercises", "execute", "check", "render"))
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, help="folder for what build and render write")
     parser.add_argument("--mathjax", type=Path, default=os.environ.get("MATHJAX"))
@@ -211,6 +238,9 @@ def main() -> int:
         if options.action == "build":
             written = [(options.out or NOTEBOOKS) / f"{path.stem}.ipynb"]
             nbformat.write(build(path), written[0])
+        elif options.action == "exercises":
+            nbformat.write(with_exercises(nbformat.read(path, as_version=4)), path)
+            written = [path]
         elif options.action == "execute":
             nbformat.write(execute(path), path)
             written = [path]

@@ -1,8 +1,13 @@
 """The exercises of the lessons: `check` an answer, get a `hint`, read the `solution`, see your `progress`.
 
-A teacher adds an exercise in one place: append an `Exercise` to `EXERCISES` in the lesson's file
-(lesson_05.py), or add a file for a new lesson. The registry finds it, and tests/test_exercises.py tries its
-solution, its alternatives and every known mistake.
+A teacher declares an exercise once, as an `Exercise` in `EXERCISES` of the lesson's file (lesson_05.py; a new lesson's
+file is found by its name). tests/test_exercises.py tries its solution, its alternatives and every known mistake. Then
+it gets its place, and tests say what is missing:
+
+1. in the notebook: put a code cell with the line ``check("05.8", None)`` where the exercise belongs;
+   ``python tools/notebooks.py exercises NOTEBOOK`` puts the heading and the stub there, and brings a declaration that
+   changed into its cell; ``python tools/notebooks.py execute NOTEBOOK`` stores the outputs;
+2. in the index: name it in an `Entry` of course_lib/index.py, then run ``python tools/index.py``.
 
 Example:
     >>> from course_lib.exercises import registry

@@ -75,7 +75,7 @@ def value_and_gradient(function: Callable, leaf: torch.Tensor, *rest: Any) -> tu
 
 @dataclass(frozen=True, kw_only=True)
 class Exercise:
-    """One exercise. To add one, append it to `EXERCISES` of its lesson's file; the tests then try it too.
+    """One exercise; `course_lib.exercises` says how to add one.
 
     Args:
         id: Lesson and number, "05.2".
@@ -88,9 +88,9 @@ class Exercise:
         hints: At least two, from a nudge to nearly the answer.
         solution: Source of the function, or the right value.
         explanation: Why the solution is right.
-        cases: Inputs with independent expected values (functions only).
+        cases: Four inputs or more with independent expected values, an edge case among them (functions only).
         mistakes: At least four, each with its own diagnosis.
-        alternatives: Sources of differently written right answers (functions only).
+        alternatives: Sources of three or more differently written right answers (functions only).
         tolerance: Largest absolute error of a predicted number.
         probe: How a function is called; `value_and_gradient` checks a loss together with its gradient.
         returns: Names of the parts where the expected value is a tuple.
@@ -143,6 +143,14 @@ class Exercise:
     def parameters(self) -> tuple[str, ...]:
         function = ast.parse(self.stub).body[-1]
         return tuple(argument.arg for argument in function.args.args)
+
+    @property
+    def heading(self) -> str:
+        """The two lines of prose above the notebook's cell."""
+        return (
+            f"### Exercise {self.id} · {self.title}\n{self.minutes} minutes, difficulty {self.difficulty} of 5. "
+            f'Stuck? `hint("{self.id}")`; the answer with its reason is `solution("{self.id}")`.'
+        )
 
     @property
     def cell(self) -> str:
