@@ -4,6 +4,7 @@
 trajectories into a batch; everything else is the same trainer with the same settings.
 """
 
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -17,13 +18,13 @@ from course_lib.runs import write_evaluation
 from course_lib.training import GRPOConfig, GRPOTrainer
 from course_lib.trajectories import Call, SegmentBatch, Trajectory, stepwise_batch, trajectory_advantages
 
-RUNS = Path(__file__).parents[1] / "runs"
+RUNS = Path(__file__).parents[1].relative_to(Path(__file__).parents[2]) / "runs"  # records name no place of a machine
 LIVE = GRPOConfig(
     steps=24, prompts_per_step=24, group_size=8, max_new_tokens=6, temperature=1.0, max_resamples=0, learning_rate=1e-3,
     warmup_steps=0, tokens_per_row=512, eval_problems=1000,
 )  # fmt: skip
 LONG = replace(LIVE, steps=100, prompts_per_step=32)
-COMPARED = replace(LIVE, steps=24, prompts_per_step=16, eval_problems=300)
+COMPARED = replace(LIVE, steps=30, prompts_per_step=16, eval_problems=300)
 
 
 class FinalTranscriptTrainer(GRPOTrainer):
@@ -83,5 +84,6 @@ def record(name: str) -> None:
 
 
 if __name__ == "__main__":
+    os.chdir(Path(__file__).parents[2])
     for wanted in sys.argv[1:] or NAMES:
         record(wanted)
