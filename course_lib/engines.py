@@ -186,7 +186,7 @@ class Dialect(NamedTuple):
     """How one kind of server is asked, and how its answer is read."""
 
     ask: Callable[[str, Request], tuple[str, dict[str, Any]]]
-    read: Callable[["Engine", Request, Any], Reply]
+    read: Callable[..., Reply]  # (engine, request, answer)
     text: str  # the names its /tokenize has for the text
     special: str  # and for adding special tokens
 
