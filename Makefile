@@ -20,6 +20,7 @@ help: ## this list
 .venv/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with: make PYTHON=/path/to/python ..." >&2; exit 1; }
 	$(PYTHON) -m venv .venv
+	@echo "Installing PyTorch, JupyterLab and the rest, once; pip is silent for minutes while it unpacks them ..."
 	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e ".[course]"
 	@touch $@
 

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 
 def doctor(_: argparse.Namespace) -> int:
@@ -78,14 +79,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return options.run(options)
     except ModuleNotFoundError as error:
         what = f"{error.msg}. {SET_UP}"
+    except KeyboardInterrupt:
+        print(f"course_lib {argv[0]}: stopped", file=sys.stderr)
+        return 130
     except (ValueError, OSError, FloatingPointError) as error:
         what = str(error)
     print(f"course_lib {argv[0]}: {what}", file=sys.stderr)
     return 2
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line: the usage of `finetune` alone would fill the screen in front of it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
+
+
 def _parser(chosen: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="course_lib", description=__doc__)
+    parser = Parser(prog="course_lib", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (run, add_options) in COMMANDS.items():
         command = commands.add_parser(name, help=run.__doc__.splitlines()[0], description=run.__doc__)

@@ -16,6 +16,7 @@ from pathlib import Path
 import filelock
 import platformdirs
 import torch
+from huggingface_hub import is_offline_mode
 from huggingface_hub.utils import logging as hub_logging
 from safetensors import SafetensorError
 from tokenizers import Regex, Tokenizer
@@ -210,6 +211,8 @@ def load_model(
             )
     except LOADING_ERRORS as error:
         where = f"cannot load {name}" if local else f"the hub gave no {name}"
+        if not local and is_offline_mode():
+            where += " (no folder here; the hub itself is only asked with HF_HUB_OFFLINE=0)"
         raise ModelError(f"model: {where}: {_first_line(error)}") from error
     if missing := sorted(loaded["missing_keys"]):
         raise ModelError(f"model: the weights in {name} lack {len(missing)} tensors, such as {missing[0]}")

@@ -77,6 +77,21 @@ def test_wrong_input_is_one_line_and_exit_code_2(folder, capsys, options, messag
     assert error.count("\n") == 1
 
 
+def test_a_model_that_is_neither_a_folder_nor_asked_of_the_hub(folder, capsys, monkeypatch):
+    monkeypatch.setattr("course_lib.models.is_offline_mode", lambda: True)
+    assert finetune(folder, "--model", "nosuch") == 2
+    assert "no folder here; the hub itself is only asked with HF_HUB_OFFLINE=0" in capsys.readouterr().err
+
+
+def test_ctrl_c_before_the_run_is_one_line(folder, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("course_lib.finetune._model", interrupted)
+    assert finetune(folder) == 130
+    assert capsys.readouterr().err == "course_lib finetune: stopped\n"
+
+
 def test_a_folder_of_another_run_is_refused(folder, tmp_path, capsys):
     assert finetune(folder, "--output", str(tmp_path)) == 0
     assert finetune(folder, "--output", str(tmp_path)) == 2
@@ -145,7 +160,9 @@ def test_an_unknown_option_value_lists_the_valid_ones(folder, capsys):
     with pytest.raises(SystemExit) as ended:
         finetune(folder, "--mode", "mean")
     assert ended.value.code == 2
-    assert "token-mean" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "token-mean" in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(("command", "code"), [("finetune", 2), ("progress", 2), ("doctor", 1), ("--help", 0)])
