@@ -501,6 +501,8 @@ class Recording:
 def load_recording(path: str | Path) -> Recording:
     """Reads a file of data/engine_samples/: one line about the run, then one for each call.
 
+    A line without `prompt` or `truncated` has those of the line before.
+
     Raises:
         ValueError: a line that is not what was expected, by number.
 
@@ -509,13 +511,15 @@ def load_recording(path: str | Path) -> Recording:
         'llama.cpp, Q4_1'
     """
     lines = Path(path).read_text(encoding="utf-8").splitlines()
-    calls, trainer = [], {}
+    calls, trainer, before = [], {}, {}
     for number, line in enumerate(lines, start=1):
         try:
             row = dict(json.loads(line))
             if number == 1:
                 about = row
                 continue
+            row = before | row
+            before = {name: row[name] for name in ("prompt", "truncated")}
             call = Call(row.pop("prompt"), row.pop("output"), row.pop("log_probs"), truncated=row.pop("truncated"))
             for name, values in row.items():
                 if len(values) != len(call.output):

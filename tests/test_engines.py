@@ -31,8 +31,8 @@ from course_lib.engines import (
     local_engine,
 )
 from course_lib.logprobs import response_log_probs
-from course_lib.losses import grpo_loss
-from course_lib.models import tiny_model
+from course_lib.losses import effective_sample_size, grpo_loss
+from course_lib.models import SMALL_MODEL_SHA256, tiny_model
 from course_lib.trajectories import Call, Trajectory, stepwise_batch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -559,6 +559,8 @@ def test_bad_lines_of_a_recording_are_named(tmp_path):
     path.write_text(f"{head}\n{call}\n")
     recording = load_recording(path)
     assert recording.calls == [Call([1], [2], [-1.0])] and recording.trainer == {"float32": [[-1.1]]}
+    path.write_text(f'{head}\n{call}\n{{"output":[3],"log_probs":[-2.0],"float32":[-2.2]}}\n')
+    assert load_recording(path).calls[1] == Call([1], [3], [-2.0])  # what it leaves out is as in the line before
     for bad in ('{"prompt":[1]}', "[", call.replace("[-1.1]", "[]"), "3"):
         path.write_text(f"{head}\n{call}\n{bad}\n")
         with pytest.raises(ValueError, match="expected a recorded call in line 3"):
@@ -566,3 +568,43 @@ def test_bad_lines_of_a_recording_are_named(tmp_path):
     path.write_text(f"{head}\n{call}\n{call.replace('float32', 'float64')}\n")
     with pytest.raises(ValueError, match="the same columns"):
         load_recording(path)
+
+
+@pytest.mark.parametrize("name", ["llamacpp", "bfloat16", "top_k", "next_token"])
+def test_recordings_are_of_the_model_that_the_course_loads(name):
+    recording = load_recording(SAMPLES / f"{name}.jsonl")
+    assert recording.about["model_sha256"] == SMALL_MODEL_SHA256
+    longest = recording.about.get("max_tokens", 1)
+    for call in recording.calls:
+        assert 1 <= len(call.output) <= longest and max(call.log_probs) <= 0
+        assert call.truncated == (len(call.output) == longest and call.output[-1] not in (0, 2))
+        assert max(call.context + call.output) < 49152
+    assert (SAMPLES / f"{name}.jsonl").stat().st_size < 500_000
+
+
+@pytest.mark.parametrize("name, small, large", [("llamacpp", 0.005, 0.2), ("bfloat16", 0.001, 0.1)])
+def test_the_recorded_mismatch_is_small_a_token_and_grows_with_length(name, small, large):
+    """Unbiased weights average to 1; the spread of log ρ over the first k tokens grows with k."""
+    rows = ratios(load_recording(SAMPLES / f"{name}.jsonl"))
+    tokens = torch.cat(rows)
+    assert small < tokens.abs().mean() < large
+    error = tokens.exp().std() / len(tokens) ** 0.5
+    assert abs(tokens.exp().mean() - 1) < 4 * error
+    long = torch.stack([row[:32] for row in rows if len(row) >= 32]).cumsum(1)
+    assert len(long) > 20 and long[:, 31].std() > 2 * long[:, 1].std()
+    sequences = torch.stack([row.sum() for row in rows]).exp()
+    assert effective_sample_size(sequences) / len(rows) < effective_sample_size(tokens.exp()) / len(tokens) < 1
+
+
+def test_top_k_at_its_default_leaves_the_recorded_ratios_below_one():
+    tokens = torch.cat(ratios(load_recording(SAMPLES / "top_k.jsonl")))
+    error = tokens.exp().std() / len(tokens) ** 0.5
+    assert tokens.exp().mean() < 1 - 4 * error
+
+
+def test_recorded_next_tokens_fit_unless_the_distribution_was_cut():
+    recording = load_recording(SAMPLES / "next_token.jsonl")
+    first, second, _ = recording.about["runs"]
+    whole, cut = recording.calls[: first + second], recording.calls[first + second :]
+    assert goodness_of_fit(whole[:first], whole[first:]).p_value > 1e-3
+    assert goodness_of_fit(whole[:first], cut).p_value < 1e-9

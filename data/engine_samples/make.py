@@ -68,9 +68,12 @@ def about(engine: str, **settings) -> dict:
 
 
 def write(name: str, head: dict, calls: list[Call], **trainer: list[list[float]]) -> None:
-    lines = [json.dumps(head)]
+    lines, before = [json.dumps(head)], {}
     for place, call in enumerate(calls):
-        row = {"prompt": call.context, "output": call.output, "truncated": call.truncated}
+        shared = {"prompt": call.context, "truncated": call.truncated}
+        row = {name: value for name, value in shared.items() if before.get(name) != value}
+        before = shared
+        row["output"] = call.output
         row["log_probs"] = [round(value, 5) for value in call.log_probs]
         row |= {key: [round(value, 5) for value in rows[place]] for key, rows in trainer.items()}
         lines.append(json.dumps(row, separators=(",", ":")))
