@@ -256,6 +256,7 @@ def test_nothing_left_in_a_group_and_one_left(function):
         ([1.0] * 7, [0] * 8, {}, "rewards: expected 8 values, one for each of group_ids, got 7"),
         ([1.0, math.inf], [0, 0], {}, r"rewards: expected finite values, got \[inf\]"),
         ([1.0, -math.inf], [0, 0], {"missing": "ignore"}, r"rewards: expected finite values, got \[-inf\]"),
+        (double([-5e307, 5e307, 5e307]), [0, 0, 0], {}, "rewards: expected finite values"),  # their sum would not be
         (["one"], [0], {}, "rewards: expected numbers"),
         (5.0, [0], {}, r"rewards: expected shape \(N,\), got \(\)"),
         (torch.ones(2, 1), [0, 0], {}, r"rewards: expected shape \(N,\), got \(2, 1\)"),
