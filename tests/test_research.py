@@ -24,7 +24,8 @@ from course_lib.research import (
     follow,
 )
 from course_lib.sampling import sample_trajectories
-from course_lib.trajectories import segments
+from course_lib.training import GRPOConfig
+from course_lib.trajectories import Call, Trajectory, segments
 
 DATA = Path(__file__).parents[1] / "data" / "research"
 LIBRARY = Library(
@@ -392,3 +393,40 @@ def test_a_model_that_writes_nonsense_can_play(mode):
     episodes = [task.open(task.training_problem(index), tokenizer) for index in range(4)]
     played = sample_trajectories(tiny_model(vocab_size=len(tokenizer)), tokenizer, episodes, max_new_tokens=4)
     assert all(t.reward in (0, 1) and 1 <= len(t.calls) <= task.max_calls for t in played)
+
+
+# --- the recipes that lesson 08 compares ----------------------------------------------------------------------------
+
+RECIPES = runpy.run_path(str(DATA.parent / "tiny_agent" / "train.py"))
+ATTEMPTS = [
+    Trajectory([Call([1, 9, 3], [20, 2]), Call([1, 9, 8, 4], [30, 2]), Call([1, 4, 30, 2, 3], [40, 2])], 1.0, "q"),
+    Trajectory([Call([1, 9, 3], [41, 2])], 0.0, "q"),
+]
+
+
+def batch_of(method):
+    tokenizer = word_level()
+    model = tiny_model(vocab_size=len(tokenizer))
+    config = GRPOConfig(scale="none", eval_problems=1)
+    return RECIPES["METHODS"][method](model, tokenizer, ResearchTask(libraries()), config).make_batch(ATTEMPTS)
+
+
+def test_stepwise_trains_every_call_where_it_was_made():
+    batch = batch_of("stepwise")
+    assert batch.tokens[:, :7].masked_fill(~batch.mask[:, :7], 0).tolist() == [
+        [0, 0, 0, 20, 2, 0, 0], [0, 0, 0, 0, 30, 2, 0], [0, 0, 0, 0, 0, 40, 2], [0, 0, 0, 41, 2, 0, 0],
+    ]  # fmt: skip
+    assert batch.advantages.tolist() == [0.5, 0.5, 0.5, -0.5]
+
+
+def test_final_transcript_trains_notes_without_their_page_and_no_earlier_call():
+    batch = batch_of("final-transcript")
+    assert batch.tokens.tolist() == [[1, 4, 30, 2, 3, 40, 2], [1, 9, 3, 41, 2, 0, 0]]
+    assert batch.mask.int().tolist() == [[0, 0, 1, 1, 0, 1, 1], [0, 0, 0, 1, 1, 0, 0]]
+    assert batch.advantages.tolist() == [0.5, -0.5]
+
+
+def test_step_mixed_takes_its_baseline_over_calls():
+    batch = batch_of("step-mixed")
+    assert batch.tokens.equal(batch_of("stepwise").tokens)
+    assert batch.advantages.tolist() == [0.25, 0.25, 0.25, -0.75]

@@ -82,4 +82,4 @@ def test_the_tiny_agent_looks_things_up_and_writes_noise():
     firsts = [tokenizer.decode(trajectory.calls[0].output).strip() for trajectory in played]
     right = [f"open {problem.asked.split(' of ')[-1]}" for problem in exam]
     assert sum(a == b for a, b in zip(firsts, right, strict=True)) >= 95
-    assert 10 <= sum(trajectory.reward for trajectory in played) <= 55
+    assert 3 <= sum(trajectory.reward for trajectory in played) <= 25
