@@ -5,12 +5,13 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from small_worlds import letters_task, word_tokenizer
 
 from course_lib import runs
 from course_lib.models import tiny_model
-from course_lib.runs import Evaluation, read_run, wilson_interval
+from course_lib.runs import Evaluation, Run, read_run, wilson_interval
 from course_lib.training import GRPOConfig, GRPOTrainer
 
 TOKENIZER = word_tokenizer()
@@ -106,6 +107,30 @@ def test_wilson_interval_against_the_quadratic_it_solves():
             assert (successes / total - bound) ** 2 == pytest.approx(z * z * bound * (1 - bound) / total, abs=1e-12)
     with pytest.raises(ValueError, match="successes: expected 0 to total=3"):
         wilson_interval(4, 3)
+    with pytest.raises(ValueError, match="total at least 1"):
+        wilson_interval(0, 0)
+
+
+def test_what_a_run_says_of_its_sessions():
+    first = {"peak_memory_gib": 3.0, "device": "old", "threads": 4, "memory_gib": 16.0}
+    last = {"peak_memory_gib": 1.0, "device": "new", "threads": 2, "memory_gib": 7.7}
+    times = [{"sampling": 60.0, "updating": 30.0}, {"sampling": 20.0, "updating": 10.0}]
+    exam = Evaluation(0, 1, ())
+    run = Run("run", {}, {"sessions": [first, last]}, [], times, exam, exam)
+    assert (run.minutes, run.peak_memory, run.hardware) == (2.0, 3.0, "new, 2 threads, 8 GiB")
+
+
+def test_memory_is_counted_in_gib():
+    pytest.importorskip("resource")
+    now = psutil.Process().memory_info().rss / runs.GIB
+    assert now / 2 < runs.peak_memory()["peak_memory_gib"] < 64 * now
+
+
+def test_a_run_from_step_0_is_a_new_record(tmp_path):
+    for task in ("first", "second"):
+        runs.begin_session(tmp_path, task=task, model="m", step=0)
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert (record["task"], len(record["sessions"])) == ("second", 1)
 
 
 @pytest.mark.parametrize("folder", RECORDED, ids=lambda path: path.name)

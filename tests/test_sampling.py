@@ -1,5 +1,7 @@
 """Sampling draws from the model's own distribution and records what it drew, with everything shared run once."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -49,6 +51,14 @@ def test_draw_at_the_edges():
     tokens, log_probs = draw(logits, torch.tensor([0.0, 1 - 2**-24]), 1.0)
     assert tokens.tolist() == [0, 1]
     assert torch.isfinite(log_probs).all()
+    rare = torch.tensor([[0.0, math.log(1e-9), -torch.inf], [-torch.inf, 0.0, 0.0]])  # 1 − 1e-9 is no float32 number
+    assert draw(rare, torch.tensor([1 - 5e-10, 0.0], dtype=torch.float64), 1.0)[0].tolist() == [1, 1]
+
+
+def test_a_half_precision_model_is_drawn_from_in_float32():
+    logits = torch.tensor([[0.0, 1.0, 2.0]])
+    half, single = (draw(given, torch.tensor([0.5]), 0.6) for given in (logits.bfloat16(), logits))
+    assert all(map(torch.equal, half, single))
 
 
 def test_draw_at_temperature_zero_takes_the_most_probable():
@@ -86,6 +96,7 @@ def test_the_ending_token_stays_and_ends_the_reply():
         (call,) = trajectory.calls
         assert not ends & set(call.output[:-1])
         assert call.output[-1] in ends or len(call.output) == 12
+        assert call.truncated == (call.output[-1] not in ends)
 
 
 def test_agents_are_stepped_together_and_see_their_own_contexts():
@@ -95,6 +106,13 @@ def test_agents_are_stepped_together_and_see_their_own_contexts():
         assert second.context == [*first.context, *first.output, 5]
         assert third.context == [*first.context, *second.output]
         assert all(len(call.log_probs) == len(call.output) for call in trajectory.calls)
+
+
+def test_every_call_draws_numbers_of_its_own(monkeypatch):
+    seeds, uniforms = [], sampling._uniforms
+    monkeypatch.setattr(sampling, "_uniforms", lambda seed, count: seeds.append(tuple(seed)) or uniforms(seed, count))
+    calls = sum(len(trajectory.calls) for trajectory in play(NotesTask(), 4))
+    assert len(set(seeds)) == len(seeds) == calls == 12
 
 
 def test_groups_and_order():
