@@ -108,6 +108,7 @@ NOTEBOOKS = {
     3: "03_baselines.ipynb",
     4: "04_ppo_clipping.ipynb",
     5: "05_grpo.ipynb",
+    6: "06_grpo_in_practice.ipynb",
     7: "07_agent_trajectories.ipynb",
     8: "08_stepwise_grpo.ipynb",
 }
@@ -439,16 +440,30 @@ ENTRIES = (
     ),
     Entry(
         lesson=6,
-        heading="",
+        heading="1 Dead groups",
         name="dynamic sampling",
-        formula=r"P(\text{no signal})=p^G+(1-p)^G",
+        formula="P(\\text{no signal})=p^G+(1-p)^G\n\\mathbb{E}[g\\mid\\text{useful}]=\\mathbb{E}[g]/P(\\text{useful})",
         functions=("advantages.informative_groups", "training.GRPOTrainer"),
-        tests=("test_training.py::test_dead_groups_are_drawn_again_then_dropped_and_counted",),
+        tests=(
+            "test_training.py::test_dead_groups_are_drawn_again_then_dropped_and_counted",
+            "test_gallery.py::test_dead_groups",
+        ),
+        exercises=("06.1", "06.2"),
         verl="`algorithm.filter_groups.enable`, `algorithm.filter_groups.max_num_gen_batches`",
     ),
     Entry(
         lesson=6,
-        heading="",
+        heading="2 Clip-higher, and where it matters",
+        name="clip-higher",
+        formula=r"[1-0.2,\ 1+0.28]",
+        functions=("losses.clipped_surrogate",),
+        tests=("test_losses.py::test_six_regions_of_the_clip",),
+        trl="`epsilon_high`",
+        verl="`actor.clip_ratio_high`",
+    ),
+    Entry(
+        lesson=6,
+        heading="4 Reading a run",
         name="entropy of a token",
         formula=r"-\sum_v\pi_\theta(v\mid\cdot)\log\pi_\theta(v\mid\cdot)",
         functions=("logprobs.token_entropy",),
@@ -458,7 +473,7 @@ ENTRIES = (
     ),
     Entry(
         lesson=6,
-        heading="",
+        heading="3 The sampler is not quite the policy",
         name="truncated importance weight",
         formula=r"\min(\pi_{\text{old}}/\pi_{\text{rollout}},\ C)",
         functions=("losses.truncated_importance_weights", "losses.grpo_loss"),
@@ -466,6 +481,7 @@ ENTRIES = (
             "test_losses.py::test_importance_weights_by_token_and_sequence",
             "test_losses.py::test_the_importance_weight_multiplies_the_policy_term_only",
         ),
+        exercises=("06.3",),
         trl=(
             "`vllm_importance_sampling_correction`, `vllm_importance_sampling_mode=token_truncate`, "
             "`vllm_importance_sampling_clip_max` (`vllm_importance_sampling_cap` before)"
@@ -474,11 +490,36 @@ ENTRIES = (
     ),
     Entry(
         lesson=6,
-        heading="",
+        heading="3 The sampler is not quite the policy",
         name="effective sample size",
         formula=r"(\sum_iw_i)^2/\sum_iw_i^2",
         functions=("losses.effective_sample_size",),
         tests=("test_losses.py::test_effective_sample_size_is_what_the_variance_says",),
+    ),
+    Entry(
+        lesson=6,
+        heading="3 The sampler is not quite the policy",
+        name="does an engine draw from what it reports?",
+        formula=r"\chi^2=\sum(\text{seen}-\text{expected})^2/\text{expected}",
+        functions=("engines.goodness_of_fit", "engines.local_engine", "engines.connect"),
+        tests=(
+            "test_engines.py::test_sampled_frequencies_fit_the_reported_probabilities",
+            "test_engines.py::test_top_k_left_on_loses_the_mass_of_all_other_tokens",
+        ),
+    ),
+    Entry(
+        lesson=6,
+        heading="6 The gallery",
+        name="faults and the metrics that tell them",
+        formula=r"\lvert\log\pi_{\text{old}}-\log\pi_{\text{rollout}}\rvert,\ \dots",
+        functions=("gallery.GALLERY", "training.GRPOTrainer"),
+        tests=(
+            "test_gallery.py::test_what_is_wrong_from_the_first_step_on",
+            "test_gallery.py::test_a_stale_sampler",
+            "test_gallery.py::test_a_lenient_parser",
+            "test_gallery.py::test_entropy_collapse",
+        ),
+        exercises=("06.4", "06.5", "06.6"),
     ),
     Entry(
         lesson=7,
