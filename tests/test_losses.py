@@ -78,6 +78,11 @@ def test_clips_can_be_switched_off():
         assert clipped_surrogate(*arguments, **off).item() == pytest.approx(-ratio * advantage)
 
 
+def test_clips_of_zero_leave_a_ratio_of_one():
+    arguments = double([[1.0, -1.0]]), double([[0.0, 0.0]]), double([[1.0, -1.0]]), [[1, 1]]
+    assert clipped_surrogate(*arguments, clip_low=0, clip_high=0).tolist() == [[-1.0, 1.0]]
+
+
 @pytest.mark.parametrize("ratio, loss, gradient", [(2.0, 2.0, 2.0), (5.0, 3.0, 0.0), (0.5, 0.8, 0.0)])
 def test_dual_clip_bounds_the_loss_of_negative_advantages(ratio, loss, gradient):
     old, advantage = double([[0.0]]), double([-1.0])
@@ -462,6 +467,8 @@ def test_owners_are_one_vote_each():
         weights = token_weights(mask, "trajectory-mean", owners=owners)
         expected = [[1 / 8, 1 / 8, 1 / 8], [1 / 8, 0, 0], [1 / 4, 1 / 4, 0], [0, 0, 0]]
         assert weights.tolist() == expected
+    one_token = token_weights(torch.tensor([[1, 0], [1, 1]]), "trajectory-mean", owners=[0, 1])
+    assert one_token.tolist() == [[1 / 2, 0], [1 / 4, 1 / 4]]
 
 
 @pytest.mark.parametrize(
