@@ -163,8 +163,9 @@ class BaselineOverSteps(GRPOTrainer):
     def make_batch(self, trajectories: list[Trajectory]) -> SegmentBatch:
         batch = super().make_batch(trajectories)
         owners = [trajectories[i] for i in batch.owners.tolist()]
-        advantages = group_relative_advantages([t.reward for t in owners], [t.group_id for t in owners])
-        return replace(batch, advantages=advantages)
+        rewards, groups = [t.reward for t in owners], [t.group_id for t in owners]
+        advantages = group_relative_advantages(rewards, groups, scale=self.config.scale)
+        return replace(batch, advantages=advantages.to(batch.advantages.device))
 
 
 class Pondering:

@@ -349,7 +349,7 @@ class GRPOTrainer:
                 reports.append(report.metrics | measured)
             norm = self._optimizer_step()
         merged = _merge(share(all_rows, lambda _: reports))
-        tokens_run = sum(tree_size(self._sequences(batch, row)) for row in all_rows) * config.updates_per_batch
+        tokens_run = sum(tree_size(batch.sequences(row)) for row in all_rows) * config.updates_per_batch
         return {**merged, "gradient_norm": norm, "segments": len(batch.tokens), "tokens_run": tokens_run}
 
     def _rows(self, batch: SegmentBatch) -> list[list[int]]:
@@ -358,13 +358,9 @@ class GRPOTrainer:
         used = counts.nonzero()[:, 0].tolist()
         if not used:
             return []
-        sequences = self._sequences(batch, used)
+        sequences = batch.sequences(used)
         budget = min(self.config.tokens_per_row, math.ceil(tree_size(sequences) / size()))
         return [[used[i] for i in row] for row in split_rows(sequences, budget)]
-
-    @staticmethod
-    def _sequences(batch: SegmentBatch, row: Sequence[int]) -> list[list[int]]:
-        return [batch.tokens[i, : batch.attention_mask[i].sum()].tolist() for i in row]
 
     def _score(self, model: Any, batch: SegmentBatch, row: list[int]) -> ScoredTokens:
         with self._precision():

@@ -104,6 +104,11 @@ class SegmentBatch:
     advantages: Tensor
     owners: Tensor
 
+    def sequences(self, rows: Iterable[int] | None = None) -> list[list[int]]:
+        """Token ids of the given rows, by default of all, without padding."""
+        sizes = self.attention_mask.sum(1).tolist()
+        return [self.tokens[i, : sizes[i]].tolist() for i in (range(len(sizes)) if rows is None else rows)]
+
     def to(self, device: torch.device | str) -> "SegmentBatch":
         """The same batch on another device."""
         return SegmentBatch(*(getattr(self, field.name).to(device) for field in fields(self)))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from course_lib.advantages import group_relative_advantages
+from course_lib.gallery import BaselineOverSteps
 from course_lib.models import load_tiny_agent
 from course_lib.research import RandomLibraries, ResearchTask
 from course_lib.runs import write_evaluation
@@ -52,18 +52,7 @@ def final_transcript(trajectory: Trajectory) -> list[Call]:
     return [last]
 
 
-class StepMixedTrainer(GRPOTrainer):
-    """Every call is a member of the group: the baseline is a mean over steps, in which long attempts weigh more."""
-
-    def make_batch(self, trajectories: Sequence[Trajectory]) -> SegmentBatch:
-        batch = stepwise_batch(trajectories, pad_token_id=0)
-        owners = [trajectories[owner] for owner in batch.owners.tolist()]
-        rewards, groups = [owner.reward for owner in owners], [owner.group_id for owner in owners]
-        advantages = group_relative_advantages(rewards, groups, scale=self.config.scale)
-        return replace(batch, advantages=advantages).to(self.model.device)
-
-
-METHODS = {"stepwise": GRPOTrainer, "final-transcript": FinalTranscriptTrainer, "step-mixed": StepMixedTrainer}
+METHODS = {"stepwise": GRPOTrainer, "final-transcript": FinalTranscriptTrainer, "step-mixed": BaselineOverSteps}
 NAMES = ["agent-long", *(f"agent-{method}-{seed}" for seed in range(5) for method in METHODS)]
 
 
