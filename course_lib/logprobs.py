@@ -121,7 +121,8 @@ def score_tokens(
 ) -> ScoredTokens:
     """log π(token | tokens before it in its row) of every token under `mask`, with a causal language model.
 
-    The batch is laid out as a token tree (`course_lib.tree`), so each distinct prefix runs once and nothing is padded.
+    The batch is laid out as a token tree (`course_lib.tree`), so each distinct prefix runs once, nothing is padded, and a
+    row's last scored token is only predicted.
     The logits are made in chunks that are recomputed in the backward pass once they would outgrow
     `KEPT_LOGITS` numbers. A model that cannot take the tree's mask is run the plain way, one padded row a sequence.
 
@@ -159,8 +160,10 @@ def score_tokens(
     if not scored.any():
         empty = torch.zeros(mask.shape, dtype=torch.float32, device=tokens.device)
         return ScoredTokens(empty, empty)
-    way = _tree_scores if share_prefixes and supports_tree(model) else _padded_scores
-    values, entropy = way(model, tokens, present, scored, temperature)
+    if share_prefixes and supports_tree(model):
+        values, entropy = _tree_scores(model, tokens, scored, temperature)
+    else:
+        values, entropy = _padded_scores(model, tokens, present, scored, temperature)
     blank = values.new_zeros(mask.shape)
     return ScoredTokens(blank.masked_scatter(scored, values), blank.masked_scatter(scored, entropy))
 
@@ -248,7 +251,7 @@ def supports_tree(model: Any) -> bool:
         scored = present & (torch.arange(4, device=tokens.device) > 0)
         try:
             with torch.no_grad():
-                tree, _ = _tree_scores(model, tokens, present, scored, 1.0)
+                tree, _ = _tree_scores(model, tokens, scored, 1.0)
                 plain, _ = _padded_scores(model, tokens, present, scored, 1.0)
             good = bool(torch.allclose(tree, plain, atol=0.05 if plain.dtype != torch.float64 else 1e-8))
             reason = "its log-probabilities came out differently"
@@ -321,16 +324,17 @@ class _TokenLogProbs(torch.autograd.Function):
         return grad_logits, None, None
 
 
-def _tree_scores(model, tokens, present, scored, temperature):
+def _tree_scores(model, tokens, scored, temperature):
     """Scores by the token tree, in the order of the True places of `scored`."""
-    tree = build_tree([row[keep].tolist() for row, keep in zip(tokens.cpu(), present.cpu(), strict=True)])
-    tree = tree.to(tokens.device)
+    # A row is run up to the token that predicts its last scored one: nothing reads what comes out later.
+    ends = [places[-1] if places else 0 for places in (row.nonzero()[:, 0].tolist() for row in scored.cpu())]
+    rows = [row[:end] for row, end in zip(tokens.tolist(), ends, strict=True) if end]
+    tree = build_tree(rows).to(tokens.device)
     hidden = run_tree(model, tree)
-    # Sequences that share a scored token share its node, and children of one parent share its logits.
-    nodes, place = torch.unique(tree.paths[scored[:, : tree.paths.shape[1]]], return_inverse=True)
-    parents, logit_row = torch.unique(tree.parents[nodes], return_inverse=True)
-    values, entropy = _head_scores(model, hidden[parents], logit_row, tree.tokens[nodes], temperature)
-    return values[place], entropy[place]
+    predicting = scored[torch.tensor(ends, device=scored.device) > 0, 1 : tree.paths.shape[1] + 1]
+    # Tokens that follow the same prefix are read off the same logits.
+    parents, logit_row = torch.unique(tree.paths[predicting], return_inverse=True)
+    return _head_scores(model, hidden[parents], logit_row, tokens[scored], temperature)
 
 
 def _padded_scores(model, tokens, present, scored, temperature):

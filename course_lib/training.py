@@ -349,7 +349,7 @@ class GRPOTrainer:
                 reports.append(report.metrics | measured)
             norm = self._optimizer_step()
         merged = _merge(share(all_rows, lambda _: reports))
-        tokens_run = sum(tree_size(batch.sequences(row)) for row in all_rows) * config.updates_per_batch
+        tokens_run = sum(tree_size(batch.inputs(row)) for row in all_rows) * config.updates_per_batch
         return {**merged, "gradient_norm": norm, "segments": len(batch.tokens), "tokens_run": tokens_run}
 
     def _rows(self, batch: SegmentBatch) -> list[list[int]]:
@@ -358,9 +358,9 @@ class GRPOTrainer:
         used = counts.nonzero()[:, 0].tolist()
         if not used:
             return []
-        sequences = batch.sequences(used)
-        budget = min(self.config.tokens_per_row, math.ceil(tree_size(sequences) / size()))
-        return [[used[i] for i in row] for row in split_rows(sequences, budget)]
+        inputs = batch.inputs(used)
+        budget = min(self.config.tokens_per_row, math.ceil(tree_size(inputs) / size()))
+        return [[used[i] for i in row] for row in split_rows(inputs, budget)]
 
     def _score(self, model: Any, batch: SegmentBatch, row: list[int]) -> ScoredTokens:
         with self._precision():

@@ -104,9 +104,10 @@ class SegmentBatch:
     advantages: Tensor
     owners: Tensor
 
-    def sequences(self, rows: Iterable[int] | None = None) -> list[list[int]]:
-        """Token ids of the given rows, by default of all, without padding."""
-        sizes = self.attention_mask.sum(1).tolist()
+    def inputs(self, rows: Iterable[int] | None = None) -> list[list[int]]:
+        """Token ids that a model reads to score the given rows, by default all: each without padding and without its
+        last token, which is only predicted."""
+        sizes = (self.attention_mask.sum(1) - 1).tolist()
         return [self.tokens[i, : sizes[i]].tolist() for i in (range(len(sizes)) if rows is None else rows)]
 
     def to(self, device: torch.device | str) -> "SegmentBatch":

@@ -54,7 +54,7 @@ def warm_start(
             group["lr"] = learning_rate(step)
         batch = stepwise_batch(trajectories, pad_token_id=0, advantages=[1.0] * len(trajectories)).to(model.device)
         total, loss = batch.mask.sum(), 0.0
-        for row in split_rows(batch.sequences(), tokens_per_row):
+        for row in split_rows(batch.inputs(), tokens_per_row):
             scored = score_tokens(model, batch.tokens[row], batch.attention_mask[row], batch.mask[row])
             part = -scored.log_probs.sum() / total
             part.backward()
