@@ -121,10 +121,10 @@ def score_tokens(
 ) -> ScoredTokens:
     """log π(token | tokens before it in its row) of every token under `mask`, with a causal language model.
 
-    The batch is laid out as a token tree (`course_lib.tree`), so each distinct prefix runs once, nothing is padded, and a
-    row's last scored token is only predicted.
-    The logits are made in chunks that are recomputed in the backward pass once they would outgrow
-    `KEPT_LOGITS` numbers. A model that cannot take the tree's mask is run the plain way, one padded row a sequence.
+    The batch is laid out as a token tree (`course_lib.tree`): each distinct prefix runs once, nothing is padded, and a
+    row's last scored token is predicted but not read. The logits are made in chunks that are recomputed in the
+    backward pass once they would outgrow `KEPT_LOGITS` numbers. A model that cannot take the tree's mask is run the
+    plain way, one padded row a sequence.
 
     Args:
         model: a transformers causal language model; called, not imported.

@@ -177,15 +177,15 @@ def packed_segments(contexts, outputs):
     ("exercise_id", "answer"),
     [
         ("01.1", lambda logits, tokens: logprobs.token_log_probs(logits[None], tokens[None]).sum()),
-        ("03.1", lambda rewards: advantages.leave_one_out_advantages(rewards, [0] * len(rewards))),
+        ("03.4", lambda rewards: advantages.leave_one_out_advantages(rewards, [0] * len(rewards))),
         (
-            "04.1",
+            "04.2",
             lambda lp, old, a, low, high: losses.clipped_surrogate(
                 lp, old, a, torch.ones_like(lp), clip_low=low, clip_high=high
             ),
         ),
         (
-            "04.4",
+            "04.5",
             lambda r, v, m, gamma, lam: advantages.generalized_advantages(
                 r[None], v[None], m[None], gamma=gamma, lam=lam
             )[0][0],
@@ -212,7 +212,7 @@ def test_an_error_shows_their_line_and_not_the_checkers():
         others = rewards.sum() - rewards
         return others / {}["size"]  # their line
 
-    text = judge("03.1", leave_one_out).text()
+    text = judge("03.4", leave_one_out).text()
     assert 'return others / {}["size"]  # their line' in text and "KeyError: 'size'" in text
     assert "Traceback" not in text and "engine" not in text and os.sep + "tests" not in text
 
@@ -221,7 +221,7 @@ def test_an_error_inside_torch_is_reported_at_their_line():
     def leave_one_out(rewards):
         return rewards @ torch.ones(99, dtype=rewards.dtype)  # their line
 
-    text = judge("03.1", leave_one_out).text()
+    text = judge("03.4", leave_one_out).text()
     assert "their line" in text and "RuntimeError" in text
 
 
@@ -230,7 +230,7 @@ def test_no_error_of_theirs_escapes(ending):
     def leave_one_out(rewards):
         raise ending("theirs")
 
-    message = judge("03.1", leave_one_out)
+    message = judge("03.4", leave_one_out)
     assert message.status == "wrong" and ending.__name__ in message.text()
 
 
@@ -238,21 +238,21 @@ def test_runaway_recursion():
     def leave_one_out(rewards):
         return leave_one_out(rewards)
 
-    assert "RecursionError" in judge("03.1", leave_one_out).text()
+    assert "RecursionError" in judge("03.4", leave_one_out).text()
 
 
 def test_not_implemented_of_a_library_is_an_error_and_theirs_is_unsolved():
     def calls_abstract(rewards):
         return torch.autograd.Function.forward(rewards)
 
-    assert judge("03.1", calls_abstract).status == "wrong"
+    assert judge("03.4", calls_abstract).status == "wrong"
 
     def half_done(rewards):
         if len(rewards) == 1:
             raise NotImplementedError
         return rewards
 
-    assert judge("03.1", half_done).status == "unsolved"
+    assert judge("03.4", half_done).status == "unsolved"
 
 
 def never(rewards):
@@ -280,9 +280,9 @@ def test_time_limit(answer, in_main_thread, monkeypatch):
     found = []
     start = time.monotonic()
     if in_main_thread:
-        found.append(judge("03.1", answer))
+        found.append(judge("03.4", answer))
     else:
-        thread = threading.Thread(target=lambda: found.append(judge("03.1", answer)))
+        thread = threading.Thread(target=lambda: found.append(judge("03.4", answer)))
         thread.start()
         thread.join()
     assert "0.2 seconds" in found[0].text() and found[0].status == "wrong"
@@ -456,8 +456,8 @@ def solve(exercise_id):
 def test_progress_is_kept_and_reset(capsys, own_progress):
     solve("01.2")
     solve("05.2")
-    exercises.check("03.1", lambda rewards: rewards)
-    assert json.loads(own_progress.read_text())["exercises"] == {"01.2": "solved", "03.1": "tried", "05.2": "solved"}
+    exercises.check("03.4", lambda rewards: rewards)
+    assert json.loads(own_progress.read_text())["exercises"] == {"01.2": "solved", "03.4": "tried", "05.2": "solved"}
     exercises.check("05.2", 1.0)
     table = exercises.progress_table()
     assert f"2 of {len(registry)} exercises solved" in table
@@ -466,7 +466,7 @@ def test_progress_is_kept_and_reset(capsys, own_progress):
     assert exercises.progress() is None
     assert capsys.readouterr().out.strip() == table
     exercises.reset("05.2")
-    assert store.read()[0] == {"01.2": "solved", "03.1": "tried"}
+    assert store.read()[0] == {"01.2": "solved", "03.4": "tried"}
     exercises.reset()
     assert store.read()[0] == {} and list(own_progress.parent.iterdir()) == [own_progress]
 
@@ -557,7 +557,7 @@ def test_html_says_the_same_and_escapes_what_it_shows():
     def leave_one_out(rewards):
         raise ValueError("<script>alert(1)</script>")
 
-    page = judge("03.1", leave_one_out).html()
+    page = judge("03.4", leave_one_out).html()
     assert "&lt;script&gt;" in page and "<script>" not in page
     message = judge("00.1", lambda rewards: rewards)
     words = html.unescape(re.sub(r"<[^>]+>", " ", message.html()))

@@ -35,174 +35,6 @@ def _running_case(label, rewards, baseline, decay):
 EXERCISES = (
     Exercise(
         id="03.1",
-        title="Leave-one-out advantages",
-        minutes=8,
-        difficulty=2,
-        kind="code",
-        stub='''
-def leave_one_out(rewards):
-    """Advantage of each response against the mean reward of the others in its group.
-
-    rewards: tensor (G,), the rewards of G responses to one prompt
-    returns: tensor (G,), r_i − mean of r_j over j ≠ i; a group of one gets 0
-    """
-    raise NotImplementedError
-''',
-        hints=(
-            "The sum of the others is the sum of all minus the response's own reward. How many others are there?",
-            "With one response there are no others: nothing is known, and the advantage is "
-            "defined as 0. Treat it first.",
-        ),
-        solution="""
-def leave_one_out(rewards):
-    if len(rewards) == 1:
-        return torch.zeros_like(rewards)
-    others = (rewards.sum() - rewards) / (len(rewards) - 1)  # (G,) mean of the other rewards
-    return rewards - others
-""",
-        explanation="The baseline of response i is made from the other responses only, so it does not "
-        "depend on y_i and the estimate stays unbiased.",
-        cases=(
-            Case(([1.0, 0.0, 0.0, 1.0],), [2 / 3, -2 / 3, -2 / 3, 2 / 3], "two of four right"),
-            Case(([3.0, 1.0],), [2.0, -2.0], "a group of two"),
-            Case(([1.0, 1.0, 1.0],), [0.0, 0.0, 0.0], "all right"),
-            _loo_case("rewards that are not 0 or 1", [0.5, -1.0, 2.0, 4.0, 0.0]),
-            Case(([1.0],), [0.0], "a group of one"),
-        ),
-        mistakes=(
-            Mistake(
-                """
-def leave_one_out(rewards):
-    return rewards - rewards.mean()
-""",
-                "You subtract the mean of the whole group, the response itself included. That shrinks "
-                "every advantage by (G−1)/G.",
-            ),
-            Mistake(
-                """
-def leave_one_out(rewards):
-    return rewards - (rewards.sum() - rewards) / len(rewards)
-""",
-                "You add up the others but divide by G. There are G − 1 of them.",
-            ),
-            Mistake(
-                """
-def leave_one_out(rewards):
-    return rewards - (rewards.sum() - rewards) / (len(rewards) - 1)
-""",
-                "A group of one divides 0 by 0. It has no others to compare with, so its advantage is 0.",
-            ),
-            Mistake(
-                """
-def leave_one_out(rewards):
-    return rewards - (rewards.sum() - rewards) / max(len(rewards) - 1, 1)
-""",
-                "A group of one gets its own reward as advantage, as if the baseline were 0. Without "
-                "others the advantage is 0.",
-            ),
-            Mistake(
-                """
-def leave_one_out(rewards):
-    if len(rewards) == 1:
-        return 0 * rewards
-    return (rewards.sum() - rewards) / (len(rewards) - 1) - rewards
-""",
-                "The sign is turned round: a response better than the others has a positive advantage.",
-            ),
-            Mistake(
-                """
-def leave_one_out(rewards):
-    if len(rewards) == 1:
-        return 0 * rewards
-    return (rewards.sum() - rewards) / (len(rewards) - 1)
-""",
-                "You return the baseline. The advantage is the reward minus it.",
-            ),
-            Mistake(
-                """
-def leave_one_out(rewards):
-    if len(rewards) == 1:
-        return 0 * rewards
-    return rewards - (rewards.sum() - rewards)
-""",
-                "You subtract the sum of the others; the baseline is their mean.",
-            ),
-            Mistake(
-                """
-def leave_one_out(rewards):
-    if len(rewards) == 1:
-        return 0 * rewards
-    return (rewards - rewards.mean()) / (rewards.std() + 1e-9)
-""",
-                "You subtract the mean of the whole group and divide by its std, as GRPO does in lesson 05. "
-                "Here only the others' mean is subtracted.",
-            ),
-        ),
-        alternatives=(
-            """
-def leave_one_out(rewards):
-    size = len(rewards)
-    if size == 1:
-        return [0.0]
-    return (rewards - rewards.mean()) * size / (size - 1)
-""",
-            """
-def leave_one_out(rewards):
-    advantages = []
-    for i in range(len(rewards)):
-        others = [float(r) for j, r in enumerate(rewards) if j != i]
-        advantages.append(float(rewards[i]) - sum(others) / len(others) if others else 0.0)
-    return advantages
-""",
-            """
-def leave_one_out(rewards):
-    rewards = np.asarray(rewards)
-    if rewards.size < 2:
-        return np.zeros_like(rewards)
-    return rewards - np.array([np.delete(rewards, i).mean() for i in range(rewards.size)])
-""",
-        ),
-    ),
-    Exercise(
-        id="03.2",
-        title="The group mean as a baseline",
-        minutes=4,
-        difficulty=2,
-        kind="predict",
-        tolerance=0.001,
-        stub="""
-# A group has G = 4 responses. You weight the score of response i, the derivative of log π(y_i), with
-# r_i − mean(r_1, …, r_4) and take the mean over the group. The true derivative of J is 0.16. What is the
-# expected value of your estimate?
-expected_estimate = None
-""",
-        hints=(
-            "The group mean contains r_i itself, with weight 1/G.",
-            "r_i − mean of all = (G−1)/G · (r_i − mean of the others), and the bracket gives an unbiased estimate.",
-        ),
-        solution=0.12,
-        explanation="(G−1)/G · 0.16 = ¾ · 0.16 = 0.12. The direction is right in expectation, the length "
-        "is short by a quarter: harmless, since the learning rate makes up for it, but only "
-        "while all groups have the same size.",
-        mistakes=(
-            Mistake(
-                0.16,
-                "That would hold if the baseline did not depend on y_i. The group mean contains r_i itself.",
-            ),
-            Mistake(
-                0.2133,
-                "You multiplied by G/(G−1). The group mean takes part of r_i away, so the estimate gets shorter.",
-            ),
-            Mistake(0.04, "This is 1/G of the gradient: the part that is lost, not the part that is left."),
-            Mistake(
-                0.0,
-                "Advantages of a group sum to 0, but each multiplies another score; their products do not cancel.",
-            ),
-            Mistake(0.128, "You used G/(G+1) = 4/5. The mean of four holds a quarter of r_i."),
-        ),
-    ),
-    Exercise(
-        id="03.3",
         title="The optimal baseline",
         minutes=15,
         difficulty=4,
@@ -340,7 +172,44 @@ def optimal_baseline(logits, rewards):
         ),
     ),
     Exercise(
-        id="03.4",
+        id="03.2",
+        title="Does the mean always help?",
+        minutes=8,
+        difficulty=4,
+        kind="predict",
+        tolerance=0.05,
+        stub="""
+# Two tokens with π = (0.8, 0.2) and rewards (1, 0). From one sample a, the derivative of J with respect
+# to θ_0 is estimated by (R(a) − b) (1[a = 0] − 0.8). By what factor does the variance of this estimate
+# change when b goes from 0 to the mean reward, b = 0.8? (variance with b = 0.8 over variance with b = 0)
+factor = None
+""",
+        hints=(
+            "There are two outcomes. With b = 0 the estimate is 0.2 with probability 0.8 and 0 with probability 0.2.",
+            "With b = 0.8 it is 0.04 with probability 0.8 and 0.64 with probability 0.2. Both means are 0.16.",
+            "Variance is the mean of the squares minus 0.16²: 0.0064 without a baseline.",
+        ),
+        solution=9.0,
+        explanation="0.0576 / 0.0064 = 9: here the mean baseline makes it nine times worse. The rare "
+        "failure has a score four times as long, and the baseline gives this outcome a weight "
+        "of −0.8 that it did not have. The optimal baseline, 0.2, brings the variance to 0. "
+        "The mean is a good habit and no theorem.",
+        mistakes=(
+            Mistake(
+                0.0,
+                "The variance reaches 0 at the optimal baseline, b = 0.2. The mean, 0.8, is not optimal here.",
+            ),
+            Mistake(1.0, "The baseline leaves the mean of the estimate as it is. The variance does change."),
+            Mistake(0.1111, "You have the ratio upside down, perhaps because a baseline is expected to help."),
+            Mistake(
+                2.6,
+                "This is the ratio of the mean squares. Subtract the squared mean, 0.0256, from both first.",
+            ),
+            Mistake(3.0, "This is the ratio of the standard deviations; variances are their squares."),
+        ),
+    ),
+    Exercise(
+        id="03.3",
         title="Find the bug: a running baseline",
         minutes=6,
         difficulty=3,
@@ -482,40 +351,171 @@ def running_baseline_advantages(rewards, baseline, decay):
         ),
     ),
     Exercise(
-        id="03.5",
-        title="Does the mean always help?",
+        id="03.4",
+        title="Leave-one-out advantages",
         minutes=8,
-        difficulty=4,
-        kind="predict",
-        tolerance=0.05,
-        stub="""
-# Two tokens with π = (0.8, 0.2) and rewards (1, 0). From one sample a, the derivative of J with respect
-# to θ_0 is estimated by (R(a) − b) (1[a = 0] − 0.8). By what factor does the variance of this estimate
-# change when b goes from 0 to the mean reward, b = 0.8? (variance with b = 0.8 over variance with b = 0)
-factor = None
-""",
+        difficulty=2,
+        kind="code",
+        stub='''
+def leave_one_out(rewards):
+    """Advantage of each response against the mean reward of the others in its group.
+
+    rewards: tensor (G,), the rewards of G responses to one prompt
+    returns: tensor (G,), r_i − mean of r_j over j ≠ i; a group of one gets 0
+    """
+    raise NotImplementedError
+''',
         hints=(
-            "There are two outcomes. With b = 0 the estimate is 0.2 with probability 0.8 and 0 with probability 0.2.",
-            "With b = 0.8 it is 0.04 with probability 0.8 and 0.64 with probability 0.2. Both means are 0.16.",
-            "Variance is the mean of the squares minus 0.16²: 0.0064 without a baseline.",
+            "The sum of the others is the sum of all minus the response's own reward. How many others are there?",
+            "With one response there are no others: nothing is known, and the advantage is "
+            "defined as 0. Treat it first.",
         ),
-        solution=9.0,
-        explanation="0.0576 / 0.0064 = 9: here the mean baseline makes it nine times worse. The rare "
-        "failure has a score four times as long, and the baseline gives this outcome a weight "
-        "of −0.8 that it did not have. The optimal baseline, 0.2, brings the variance to 0. "
-        "The mean is a good habit and no theorem.",
+        solution="""
+def leave_one_out(rewards):
+    if len(rewards) == 1:
+        return torch.zeros_like(rewards)
+    others = (rewards.sum() - rewards) / (len(rewards) - 1)  # (G,) mean of the other rewards
+    return rewards - others
+""",
+        explanation="The baseline of response i is made from the other responses only, so it does not "
+        "depend on y_i and the estimate stays unbiased.",
+        cases=(
+            Case(([1.0, 0.0, 0.0, 1.0],), [2 / 3, -2 / 3, -2 / 3, 2 / 3], "two of four right"),
+            Case(([3.0, 1.0],), [2.0, -2.0], "a group of two"),
+            Case(([1.0, 1.0, 1.0],), [0.0, 0.0, 0.0], "all right"),
+            _loo_case("rewards that are not 0 or 1", [0.5, -1.0, 2.0, 4.0, 0.0]),
+            Case(([1.0],), [0.0], "a group of one"),
+        ),
         mistakes=(
             Mistake(
-                0.0,
-                "The variance reaches 0 at the optimal baseline, b = 0.2. The mean, 0.8, is not optimal here.",
+                """
+def leave_one_out(rewards):
+    return rewards - rewards.mean()
+""",
+                "You subtract the mean of the whole group, the response itself included. That shrinks "
+                "every advantage by (G−1)/G.",
             ),
-            Mistake(1.0, "The baseline leaves the mean of the estimate as it is. The variance does change."),
-            Mistake(0.1111, "You have the ratio upside down, perhaps because a baseline is expected to help."),
             Mistake(
-                2.6,
-                "This is the ratio of the mean squares. Subtract the squared mean, 0.0256, from both first.",
+                """
+def leave_one_out(rewards):
+    return rewards - (rewards.sum() - rewards) / len(rewards)
+""",
+                "You add up the others but divide by G. There are G − 1 of them.",
             ),
-            Mistake(3.0, "This is the ratio of the standard deviations; variances are their squares."),
+            Mistake(
+                """
+def leave_one_out(rewards):
+    return rewards - (rewards.sum() - rewards) / (len(rewards) - 1)
+""",
+                "A group of one divides 0 by 0. It has no others to compare with, so its advantage is 0.",
+            ),
+            Mistake(
+                """
+def leave_one_out(rewards):
+    return rewards - (rewards.sum() - rewards) / max(len(rewards) - 1, 1)
+""",
+                "A group of one gets its own reward as advantage, as if the baseline were 0. Without "
+                "others the advantage is 0.",
+            ),
+            Mistake(
+                """
+def leave_one_out(rewards):
+    if len(rewards) == 1:
+        return 0 * rewards
+    return (rewards.sum() - rewards) / (len(rewards) - 1) - rewards
+""",
+                "The sign is turned round: a response better than the others has a positive advantage.",
+            ),
+            Mistake(
+                """
+def leave_one_out(rewards):
+    if len(rewards) == 1:
+        return 0 * rewards
+    return (rewards.sum() - rewards) / (len(rewards) - 1)
+""",
+                "You return the baseline. The advantage is the reward minus it.",
+            ),
+            Mistake(
+                """
+def leave_one_out(rewards):
+    if len(rewards) == 1:
+        return 0 * rewards
+    return rewards - (rewards.sum() - rewards)
+""",
+                "You subtract the sum of the others; the baseline is their mean.",
+            ),
+            Mistake(
+                """
+def leave_one_out(rewards):
+    if len(rewards) == 1:
+        return 0 * rewards
+    return (rewards - rewards.mean()) / (rewards.std() + 1e-9)
+""",
+                "You subtract the mean of the whole group and divide by its std, as GRPO does in lesson 05. "
+                "Here only the others' mean is subtracted.",
+            ),
+        ),
+        alternatives=(
+            """
+def leave_one_out(rewards):
+    size = len(rewards)
+    if size == 1:
+        return [0.0]
+    return (rewards - rewards.mean()) * size / (size - 1)
+""",
+            """
+def leave_one_out(rewards):
+    advantages = []
+    for i in range(len(rewards)):
+        others = [float(r) for j, r in enumerate(rewards) if j != i]
+        advantages.append(float(rewards[i]) - sum(others) / len(others) if others else 0.0)
+    return advantages
+""",
+            """
+def leave_one_out(rewards):
+    rewards = np.asarray(rewards)
+    if rewards.size < 2:
+        return np.zeros_like(rewards)
+    return rewards - np.array([np.delete(rewards, i).mean() for i in range(rewards.size)])
+""",
+        ),
+    ),
+    Exercise(
+        id="03.5",
+        title="The group mean as a baseline",
+        minutes=4,
+        difficulty=2,
+        kind="predict",
+        tolerance=0.001,
+        stub="""
+# A group has G = 4 responses. You weight the score of response i, the derivative of log π(y_i), with
+# r_i − mean(r_1, …, r_4) and take the mean over the group. The true derivative of J is 0.16. What is the
+# expected value of your estimate?
+expected_estimate = None
+""",
+        hints=(
+            "The group mean contains r_i itself, with weight 1/G.",
+            "r_i − mean of all = (G−1)/G · (r_i − mean of the others), and the bracket gives an unbiased estimate.",
+        ),
+        solution=0.12,
+        explanation="(G−1)/G · 0.16 = ¾ · 0.16 = 0.12. The direction is right in expectation, the length "
+        "is short by a quarter: harmless, since the learning rate makes up for it, but only "
+        "while all groups have the same size.",
+        mistakes=(
+            Mistake(
+                0.16,
+                "That would hold if the baseline did not depend on y_i. The group mean contains r_i itself.",
+            ),
+            Mistake(
+                0.2133,
+                "You multiplied by G/(G−1). The group mean takes part of r_i away, so the estimate gets shorter.",
+            ),
+            Mistake(0.04, "This is 1/G of the gradient: the part that is lost, not the part that is left."),
+            Mistake(
+                0.0,
+                "Advantages of a group sum to 0, but each multiplies another score; their products do not cancel.",
+            ),
+            Mistake(0.128, "You used G/(G+1) = 4/5. The mean of four holds a quarter of r_i."),
         ),
     ),
 )

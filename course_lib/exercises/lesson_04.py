@@ -42,6 +42,41 @@ def _gae_case(label, rewards, values, mask, gamma, lam):
 EXERCISES = (
     Exercise(
         id="04.1",
+        title="The first step: loss 0, gradient not",
+        minutes=6,
+        difficulty=3,
+        kind="predict",
+        tolerance=0.005,
+        stub="""
+# The first step on a fresh batch: π_θ = π_old, so every ratio is 1. Four tokens, all with probability ¼.
+# Two responses of one token: token 0 with A = +1 and token 1 with A = −1. The loss, the mean of
+# −min(ρA, clip(ρ)A), is −½ (1 − 1) = 0. What is its derivative with respect to the logit of token 0?
+derivative = None
+""",
+        hints=(
+            "The ratio is 1, but it is not a constant: ρ = exp(log π_θ − log π_old), so ∇ρ = ρ ∇log π_θ = ∇log π_θ.",
+            "So the gradient is REINFORCE's: −½ [ (+1) ∇log π(0) + (−1) ∇log π(1) ].",
+            "∂ log π(0)/∂θ_0 = 1 − ¼ and ∂ log π(1)/∂θ_0 = −¼.",
+        ),
+        solution=-0.5,
+        explanation="−½ [¾ + ¼] = −0.5: descent raises logit 0. The loss is 0 because advantages of a "
+        "group sum to 0; its value says nothing, its gradient is exactly REINFORCE's.",
+        mistakes=(
+            Mistake(
+                0.0,
+                "A loss of 0 need not have a gradient of 0. The two terms cancel in value, yet pull "
+                "on different tokens.",
+            ),
+            Mistake(0.5, "This is the derivative of the objective. The loss is its negative."),
+            Mistake(-1.0, "The mean over the two responses is missing: a factor ½."),
+            Mistake(-0.375, "This is the first response's share, −½ · ¾. Lowering token 1 raises token 0 as well."),
+            Mistake(-0.25, "The second term has the wrong sign: A = −1 times −¼ is +¼, so the two add up."),
+            Mistake(-0.125, "This is the second response's share. The first adds −½ · ¾."),
+            Mistake(-0.75, "This is the first response alone, and without the ½ of the mean."),
+        ),
+    ),
+    Exercise(
+        id="04.2",
         title="The clipped surrogate",
         minutes=10,
         difficulty=3,
@@ -213,7 +248,7 @@ def clipped_surrogate(log_probs, old_log_probs, advantages, clip_low, clip_high)
         ),
     ),
     Exercise(
-        id="04.2",
+        id="04.3",
         title="Where the gradient is zero",
         minutes=8,
         difficulty=3,
@@ -363,7 +398,7 @@ def gradient_is_zero(ratios, advantages, clip_low, clip_high):
         ),
     ),
     Exercise(
-        id="04.3",
+        id="04.4",
         title="Find the bug: clipping reversed",
         minutes=6,
         difficulty=3,
@@ -485,7 +520,7 @@ def policy_loss(ratios, advantages, clip_low, clip_high):
         ),
     ),
     Exercise(
-        id="04.4",
+        id="04.5",
         title="GAE that skips tool tokens",
         minutes=15,
         difficulty=4,
@@ -737,41 +772,6 @@ def gae(rewards, values, mask, gamma, lam):
             weight *= gamma * lam
     return out
 """,
-        ),
-    ),
-    Exercise(
-        id="04.5",
-        title="The first step: loss 0, gradient not",
-        minutes=6,
-        difficulty=3,
-        kind="predict",
-        tolerance=0.005,
-        stub="""
-# The first step on a fresh batch: π_θ = π_old, so every ratio is 1. Four tokens, all with probability ¼.
-# Two responses of one token: token 0 with A = +1 and token 1 with A = −1. The loss, the mean of
-# −min(ρA, clip(ρ)A), is −½ (1 − 1) = 0. What is its derivative with respect to the logit of token 0?
-derivative = None
-""",
-        hints=(
-            "The ratio is 1, but it is not a constant: ρ = exp(log π_θ − log π_old), so ∇ρ = ρ ∇log π_θ = ∇log π_θ.",
-            "So the gradient is REINFORCE's: −½ [ (+1) ∇log π(0) + (−1) ∇log π(1) ].",
-            "∂ log π(0)/∂θ_0 = 1 − ¼ and ∂ log π(1)/∂θ_0 = −¼.",
-        ),
-        solution=-0.5,
-        explanation="−½ [¾ + ¼] = −0.5: descent raises logit 0. The loss is 0 because advantages of a "
-        "group sum to 0; its value says nothing, its gradient is exactly REINFORCE's.",
-        mistakes=(
-            Mistake(
-                0.0,
-                "A loss of 0 need not have a gradient of 0. The two terms cancel in value, yet pull "
-                "on different tokens.",
-            ),
-            Mistake(0.5, "This is the derivative of the objective. The loss is its negative."),
-            Mistake(-1.0, "The mean over the two responses is missing: a factor ½."),
-            Mistake(-0.375, "This is the first response's share, −½ · ¾. Lowering token 1 raises token 0 as well."),
-            Mistake(-0.25, "The second term has the wrong sign: A = −1 times −¼ is +¼, so the two add up."),
-            Mistake(-0.125, "This is the second response's share. The first adds −½ · ¾."),
-            Mistake(-0.75, "This is the first response alone, and without the ½ of the mean."),
         ),
     ),
 )

@@ -18,6 +18,196 @@ def _paired_case(label, gained, lost, right, wrong):
 EXERCISES = (
     Exercise(
         id="09.1",
+        title="Tokens in a tree",
+        minutes=5,
+        difficulty=2,
+        kind="predict",
+        stub="""
+# A batch has 12 prompts with 8 responses each. Every prompt starts with the same 30 tokens and goes on
+# with 15 tokens of its own; no two prompts agree in the first of these. Every response has 6 tokens. The
+# 8 responses to one prompt all begin with the same token, and no two of them agree in the second.
+# How many tokens does the model run when the batch is laid out as a token tree?
+tokens_run = None
+""",
+        hints=(
+            "Count level by level: what all 96 rows share, what the 8 rows of a group share, what is a row's own.",
+            "Shared by all: 30. Shared within a group: 15 tokens of the prompt and the first token of the response.",
+        ),
+        solution=702.0,
+        explanation="30 + 12 · (15 + 1) + 12 · 8 · 5 = 702, where the padded batch has 96 · 51 = 4,896 places. A tree "
+        "does not know what a prompt is: whatever begins alike is run once.",
+        tolerance=0.5,
+        mistakes=(
+            Mistake(4896.0, "This is the padded batch: 96 rows of 51 tokens, the shared ones run again in every row."),
+            Mistake(
+                786.0,
+                "You share the prompts only. The first token of the 8 responses stands behind the same tokens too, "
+                "so it is one node.",
+            ),
+            Mistake(
+                1032.0,
+                "You run the first 30 tokens once for each prompt. They begin all 96 rows: one path in the tree.",
+            ),
+            Mistake(1116.0, "Each prompt once and each response in full: two things that begin alike are missing."),
+            Mistake(
+                2046.0,
+                "You share the first 30 tokens only. The 8 responses to a prompt share its own 15 tokens as well.",
+            ),
+            Mistake(
+                222.0,
+                "30 + 12 · (15 + 1) is what is shared. The 8 responses of a group go on apart, and each is run.",
+            ),
+        ),
+    ),
+    Exercise(
+        id="09.2",
+        title="Is the improvement real?",
+        minutes=12,
+        difficulty=3,
+        kind="code",
+        stub='''
+def sign_test(before, after):
+    """Exact two-sided p-value of the change between two exams on the same problems.
+
+    Problems that stayed right or stayed wrong say nothing. If training had changed nothing, each of the n
+    problems that did change would be as likely gained (wrong → right) as lost: gained ~ Binomial(n, 1/2).
+    The p-value is the probability of a split at least as uneven as the one seen, in either direction.
+
+    before, after: tensors (N,) of 0 and 1, problem i solved or not
+    returns: one number in (0, 1]; 1 where nothing changed
+    """
+    raise NotImplementedError
+''',
+        hints=(
+            "Count gained (before 0, after 1) and lost (before 1, after 0); n is their sum. The rest is not needed.",
+            "One tail: Σ C(n, k) / 2^n for k from the larger of the two counts to n. math.comb(n, k) is C(n, k).",
+            "The other tail is as large by symmetry. Twice one tail can exceed 1 when the two counts are equal; "
+            "a probability cannot.",
+        ),
+        solution="""
+def sign_test(before, after):
+    gained = int(((before == 0) & (after == 1)).sum())
+    lost = int(((before == 1) & (after == 0)).sum())
+    n = gained + lost
+    tail = sum(math.comb(n, k) for k in range(max(gained, lost), n + 1)) / 2**n
+    return min(1.0, 2 * tail)
+""",
+        explanation="This is McNemar's test in its exact form. Both exams have the same problems, so most of the "
+        "randomness of which problems were drawn cancels: a difference can be clear although the two "
+        "intervals overlap. A p-value says how surprising the change would be, not how large it is.",
+        cases=(
+            Case(([0, 0, 0, 1, 1, 0], [1, 1, 1, 1, 1, 0]), 0.25, "three gained, none lost"),
+            Case(([0, 1, 0, 1], [0, 1, 0, 1]), 1.0, "nothing changed"),
+            Case(([0] * 5 + [1] * 3, [1] * 5 + [0] + [1] * 2), 0.21875, "five gained, one lost"),
+            Case(([1, 1, 1, 1, 0], [0, 0, 0, 0, 0]), 0.125, "four lost, none gained"),
+            Case(([0, 0, 1, 1, 1], [1, 1, 0, 0, 1]), 1.0, "two gained, two lost"),
+            _paired_case("thirty gained, twelve lost, 200 problems", 30, 12, 60, 98),
+            _paired_case("two gained, nine lost, 40 problems", 2, 9, 20, 9),
+        ),
+        mistakes=(
+            Mistake(
+                """
+def sign_test(before, after):
+    gained = int(((before == 0) & (after == 1)).sum())
+    lost = int(((before == 1) & (after == 0)).sum())
+    n = gained + lost
+    return sum(math.comb(n, k) for k in range(max(gained, lost), n + 1)) / 2**n
+""",
+                "This is one tail. You would have been as surprised by a change the other way, so both count.",
+            ),
+            Mistake(
+                """
+def sign_test(before, after):
+    gained = int(((before == 0) & (after == 1)).sum())
+    lost = int(((before == 1) & (after == 0)).sum())
+    n = gained + lost
+    return 2 * sum(math.comb(n, k) for k in range(max(gained, lost), n + 1)) / 2**n
+""",
+                "Where the two counts are equal the tails overlap in the middle, and twice one tail is more than 1.",
+            ),
+            Mistake(
+                """
+def sign_test(before, after):
+    gained = int(((before == 0) & (after == 1)).sum())
+    lost = int(((before == 1) & (after == 0)).sum())
+    n = gained + lost
+    return min(1.0, 2 * sum(math.comb(n, k) for k in range(gained, n + 1)) / 2**n)
+""",
+                "You sum from the number of gained problems upwards, also where more were lost. The larger count marks "
+                "the tail.",
+            ),
+            Mistake(
+                """
+def sign_test(before, after):
+    gained = int(((before == 0) & (after == 1)).sum())
+    lost = int(((before == 1) & (after == 0)).sum())
+    n = gained + lost
+    return min(1.0, 2 * sum(math.comb(n, k) for k in range(max(gained, lost) + 1, n + 1)) / 2**n) if n else 1.0
+""",
+                "Your tail starts one too late: the split that was seen is itself at least as uneven as the one seen.",
+            ),
+            Mistake(
+                """
+def sign_test(before, after):
+    gained = int(((before == 0) & (after == 1)).sum())
+    lost = int(((before == 1) & (after == 0)).sum())
+    n = len(before)
+    return min(1.0, 2 * sum(math.comb(n, k) for k in range(max(gained, lost), n + 1)) / 2**n)
+""",
+                "Your n counts all problems. Those that stayed as they were are no coin tosses: n counts the changed.",
+            ),
+            Mistake(
+                """
+def sign_test(before, after):
+    n, p, q = len(before), float((before == 1).sum()) / len(before), float((after == 1).sum()) / len(after)
+    both = (p + q) / 2
+    spread = math.sqrt(2 * both * (1 - both) / n)
+    return math.erfc(abs(q - p) / spread / math.sqrt(2))
+""",
+                "You compare the two totals as if two exams with different problems had been taken. The problems are "
+                "the same: pair them.",
+            ),
+            Mistake(
+                """
+def sign_test(before, after):
+    gained = int(((before == 0) & (after == 1)).sum())
+    lost = int(((before == 1) & (after == 0)).sum())
+    return math.erfc(abs(gained - lost) / math.sqrt(2 * (gained + lost))) if gained + lost else 1.0
+""",
+                "This is the normal approximation (the χ² form of McNemar's test). With few changes it is far off; the "
+                "exact sum is no more work.",
+            ),
+        ),
+        alternatives=(
+            """
+def sign_test(before, after):
+    change = [int(a) - int(b) for b, a in zip(before, after)]
+    small, n = min(change.count(1), change.count(-1)), change.count(1) + change.count(-1)
+    p = 2 * sum(math.factorial(n) // math.factorial(k) // math.factorial(n - k) for k in range(small + 1)) / 2**n
+    return p if p < 1 else 1.0
+""",
+            """
+def sign_test(before, after):
+    change = np.asarray(after) - np.asarray(before)
+    n, net = int(np.abs(change).sum()), int(abs(change.sum()))
+    chances = np.ones(1)
+    for _ in range(n):
+        chances = np.convolve(chances, [0.5, 0.5])
+    uneven = np.abs(2 * np.arange(n + 1) - n)
+    return chances[uneven >= net].sum()
+""",
+            """
+def sign_test(before, after):
+    change = (after - before).double()
+    n, net = change.abs().sum(), change.sum().abs()
+    k = torch.arange(int(n) + 1, dtype=torch.float64)
+    log_chances = torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1) - n * math.log(2)
+    return log_chances.exp()[(2 * k - n).abs() >= net].sum()
+""",
+        ),
+    ),
+    Exercise(
+        id="09.3",
         title="A reward of your own",
         minutes=15,
         difficulty=2,
@@ -189,196 +379,6 @@ def answer_line_reward(text, answer):
     except ValueError:
         return False
 """,
-        ),
-    ),
-    Exercise(
-        id="09.2",
-        title="Is the improvement real?",
-        minutes=12,
-        difficulty=3,
-        kind="code",
-        stub='''
-def sign_test(before, after):
-    """Exact two-sided p-value of the change between two exams on the same problems.
-
-    Problems that stayed right or stayed wrong say nothing. If training had changed nothing, each of the n
-    problems that did change would be as likely gained (wrong → right) as lost: gained ~ Binomial(n, 1/2).
-    The p-value is the probability of a split at least as uneven as the one seen, in either direction.
-
-    before, after: tensors (N,) of 0 and 1, problem i solved or not
-    returns: one number in (0, 1]; 1 where nothing changed
-    """
-    raise NotImplementedError
-''',
-        hints=(
-            "Count gained (before 0, after 1) and lost (before 1, after 0); n is their sum. The rest is not needed.",
-            "One tail: Σ C(n, k) / 2^n for k from the larger of the two counts to n. math.comb(n, k) is C(n, k).",
-            "The other tail is as large by symmetry. Twice one tail can exceed 1 when the two counts are equal; "
-            "a probability cannot.",
-        ),
-        solution="""
-def sign_test(before, after):
-    gained = int(((before == 0) & (after == 1)).sum())
-    lost = int(((before == 1) & (after == 0)).sum())
-    n = gained + lost
-    tail = sum(math.comb(n, k) for k in range(max(gained, lost), n + 1)) / 2**n
-    return min(1.0, 2 * tail)
-""",
-        explanation="This is McNemar's test in its exact form. Both exams have the same problems, so most of the "
-        "randomness of which problems were drawn cancels: a difference can be clear although the two "
-        "intervals overlap. A p-value says how surprising the change would be, not how large it is.",
-        cases=(
-            Case(([0, 0, 0, 1, 1, 0], [1, 1, 1, 1, 1, 0]), 0.25, "three gained, none lost"),
-            Case(([0, 1, 0, 1], [0, 1, 0, 1]), 1.0, "nothing changed"),
-            Case(([0] * 5 + [1] * 3, [1] * 5 + [0] + [1] * 2), 0.21875, "five gained, one lost"),
-            Case(([1, 1, 1, 1, 0], [0, 0, 0, 0, 0]), 0.125, "four lost, none gained"),
-            Case(([0, 0, 1, 1, 1], [1, 1, 0, 0, 1]), 1.0, "two gained, two lost"),
-            _paired_case("thirty gained, twelve lost, 200 problems", 30, 12, 60, 98),
-            _paired_case("two gained, nine lost, 40 problems", 2, 9, 20, 9),
-        ),
-        mistakes=(
-            Mistake(
-                """
-def sign_test(before, after):
-    gained = int(((before == 0) & (after == 1)).sum())
-    lost = int(((before == 1) & (after == 0)).sum())
-    n = gained + lost
-    return sum(math.comb(n, k) for k in range(max(gained, lost), n + 1)) / 2**n
-""",
-                "This is one tail. You would have been as surprised by a change the other way, so both count.",
-            ),
-            Mistake(
-                """
-def sign_test(before, after):
-    gained = int(((before == 0) & (after == 1)).sum())
-    lost = int(((before == 1) & (after == 0)).sum())
-    n = gained + lost
-    return 2 * sum(math.comb(n, k) for k in range(max(gained, lost), n + 1)) / 2**n
-""",
-                "Where the two counts are equal the tails overlap in the middle, and twice one tail is more than 1.",
-            ),
-            Mistake(
-                """
-def sign_test(before, after):
-    gained = int(((before == 0) & (after == 1)).sum())
-    lost = int(((before == 1) & (after == 0)).sum())
-    n = gained + lost
-    return min(1.0, 2 * sum(math.comb(n, k) for k in range(gained, n + 1)) / 2**n)
-""",
-                "You sum from the number of gained problems upwards, also where more were lost. The larger count marks "
-                "the tail.",
-            ),
-            Mistake(
-                """
-def sign_test(before, after):
-    gained = int(((before == 0) & (after == 1)).sum())
-    lost = int(((before == 1) & (after == 0)).sum())
-    n = gained + lost
-    return min(1.0, 2 * sum(math.comb(n, k) for k in range(max(gained, lost) + 1, n + 1)) / 2**n) if n else 1.0
-""",
-                "Your tail starts one too late: the split that was seen is itself at least as uneven as the one seen.",
-            ),
-            Mistake(
-                """
-def sign_test(before, after):
-    gained = int(((before == 0) & (after == 1)).sum())
-    lost = int(((before == 1) & (after == 0)).sum())
-    n = len(before)
-    return min(1.0, 2 * sum(math.comb(n, k) for k in range(max(gained, lost), n + 1)) / 2**n)
-""",
-                "Your n counts all problems. Those that stayed as they were are no coin tosses: n counts the changed.",
-            ),
-            Mistake(
-                """
-def sign_test(before, after):
-    n, p, q = len(before), float((before == 1).sum()) / len(before), float((after == 1).sum()) / len(after)
-    both = (p + q) / 2
-    spread = math.sqrt(2 * both * (1 - both) / n)
-    return math.erfc(abs(q - p) / spread / math.sqrt(2))
-""",
-                "You compare the two totals as if two exams with different problems had been taken. The problems are "
-                "the same: pair them.",
-            ),
-            Mistake(
-                """
-def sign_test(before, after):
-    gained = int(((before == 0) & (after == 1)).sum())
-    lost = int(((before == 1) & (after == 0)).sum())
-    return math.erfc(abs(gained - lost) / math.sqrt(2 * (gained + lost))) if gained + lost else 1.0
-""",
-                "This is the normal approximation (the χ² form of McNemar's test). With few changes it is far off; the "
-                "exact sum is no more work.",
-            ),
-        ),
-        alternatives=(
-            """
-def sign_test(before, after):
-    change = [int(a) - int(b) for b, a in zip(before, after)]
-    small, n = min(change.count(1), change.count(-1)), change.count(1) + change.count(-1)
-    p = 2 * sum(math.factorial(n) // math.factorial(k) // math.factorial(n - k) for k in range(small + 1)) / 2**n
-    return p if p < 1 else 1.0
-""",
-            """
-def sign_test(before, after):
-    change = np.asarray(after) - np.asarray(before)
-    n, net = int(np.abs(change).sum()), int(abs(change.sum()))
-    chances = np.ones(1)
-    for _ in range(n):
-        chances = np.convolve(chances, [0.5, 0.5])
-    uneven = np.abs(2 * np.arange(n + 1) - n)
-    return chances[uneven >= net].sum()
-""",
-            """
-def sign_test(before, after):
-    change = (after - before).double()
-    n, net = change.abs().sum(), change.sum().abs()
-    k = torch.arange(int(n) + 1, dtype=torch.float64)
-    log_chances = torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1) - n * math.log(2)
-    return log_chances.exp()[(2 * k - n).abs() >= net].sum()
-""",
-        ),
-    ),
-    Exercise(
-        id="09.3",
-        title="Tokens in a tree",
-        minutes=5,
-        difficulty=2,
-        kind="predict",
-        stub="""
-# A batch has 12 prompts with 8 responses each. Every prompt starts with the same 30 tokens and goes on
-# with 15 tokens of its own; no two prompts agree in the first of these. Every response has 6 tokens. The
-# 8 responses to one prompt all begin with the same token, and no two of them agree in the second.
-# How many tokens does the model run when the batch is laid out as a token tree?
-tokens_run = None
-""",
-        hints=(
-            "Count level by level: what all 96 rows share, what the 8 rows of a group share, what is a row's own.",
-            "Shared by all: 30. Shared within a group: 15 tokens of the prompt and the first token of the response.",
-        ),
-        solution=702.0,
-        explanation="30 + 12 · (15 + 1) + 12 · 8 · 5 = 702, where the padded batch has 96 · 51 = 4,896 places. A tree "
-        "does not know what a prompt is: whatever begins alike is run once.",
-        tolerance=0.5,
-        mistakes=(
-            Mistake(4896.0, "This is the padded batch: 96 rows of 51 tokens, the shared ones run again in every row."),
-            Mistake(
-                786.0,
-                "You share the prompts only. The first token of the 8 responses stands behind the same tokens too, "
-                "so it is one node.",
-            ),
-            Mistake(
-                1032.0,
-                "You run the first 30 tokens once for each prompt. They begin all 96 rows: one path in the tree.",
-            ),
-            Mistake(1116.0, "Each prompt once and each response in full: two things that begin alike are missing."),
-            Mistake(
-                2046.0,
-                "You share the first 30 tokens only. The 8 responses to a prompt share its own 15 tokens as well.",
-            ),
-            Mistake(
-                222.0,
-                "30 + 12 · (15 + 1) is what is shared. The 8 responses of a group go on apart, and each is run.",
-            ),
         ),
     ),
 )
