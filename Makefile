@@ -65,7 +65,7 @@ lint: .venv/.installed ## ruff
 
 docs: .venv/.installed ## the library's reference, from its docstrings, in build/docs
 	$(PY) -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[docs]"
-	$(PY) -W error::UserWarning -m pdoc -d google -o build/docs course_lib.toy course_lib.exercises $(MODULES)
+	$(PY) -W error::UserWarning -m pdoc -d google --math -o build/docs course_lib.toy course_lib.exercises $(MODULES)
 	@echo "Open build/docs/index.html"
 
 MODULES = $(patsubst course_lib/%.py,course_lib.%,$(filter-out course_lib/_%,$(wildcard course_lib/*.py)))

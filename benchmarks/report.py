@@ -5,7 +5,6 @@ benchmarks/.venv/bin/python benchmarks/report.py
 
 import json
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from rates import floor_seconds
@@ -14,8 +13,6 @@ from workloads import GRID, Point
 HERE = Path(__file__).resolve().parent
 START, END = "<!-- measured: written by benchmarks/report.py -->", "<!-- end of measured -->"
 SUMMARY = HERE.parent / "README.md"
-BUSY = 1.2
-"""Where a step takes so many times its processor seconds, other programs had a part of the machine."""
 
 
 def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
@@ -92,7 +89,7 @@ def tables(results: dict[str, Any]) -> str:
         "the backward pass unless told otherwise, and so it does above. Without, which fits this memory on short "
         f"prompts only, the first row is {seconds(plain)} s and {plain['peak_gib']:.1f} GiB: course_lib is "
         f"{plain['seconds'] / ours['seconds']:.1f} times faster with {ours['peak_gib'] / plain['peak_gib']:.2f} of its "
-        "memory." + busy(results) + missing(results),
+        "memory." + missing(results),
     ]
     if has_line(results):
         _, slope, start, fit = linear_fit(results)
@@ -119,23 +116,6 @@ def tables(results: dict[str, Any]) -> str:
     if "learning" in results:
         lines += ["", learning(results)]
     return "\n".join(lines)
-
-
-def busy(results: dict[str, Any]) -> str:
-    """Says so where other programs took part of the machine."""
-    ratio = wall_over_processor(results)
-    if ratio < BUSY:
-        return ""
-    return (
-        f" **The machine was shared with other programs**: a step took {ratio:.1f} times these processor seconds on "
-        "the wall, so read these figures as a first measurement."
-    )
-
-
-def wall_over_processor(results: dict[str, Any]) -> float:
-    """How much longer a step took than its main thread worked: near 1 on an idle machine."""
-    sides = [results[point.name][side] for point in measured_points(results) for side in ("trl", "course_lib")]
-    return median(side["wall"] / side["seconds"] for side in sides)
 
 
 def missing(results: dict[str, Any]) -> str:
@@ -209,11 +189,10 @@ def quoted(results: dict[str, Any]) -> str:
         for name, row in ((key.removesuffix(" tokens"), by_name[key]) for key in QUOTED if key in by_name)
     ]
     machine = results["machine"]
-    shared = "; the machine was shared with other programs" if wall_over_processor(results) >= BUSY else ""
     return "\n".join(
         [
             f"A step of GRPO with SmolLM2-135M, {machine['threads']} threads, float32, "
-            f"TRL {machine['versions']['trl']} as it comes{shared}:",
+            f"TRL {machine['versions']['trl']} as it comes:",
             "",
             "| prompts × G, prompt + reply | TRL | course_lib | faster | peak memory |",
             "|---|---|---|---|---|",

@@ -1,11 +1,8 @@
 """The two sides, each in a process of its own that waits for the word before every step.
 
 Only one of the two ever computes: while one makes a step the other waits on its pipe. A process reports the
-seconds of a step, the tokens it ran and the most memory it ever held.
-
-Seconds are processor time of the main thread, which takes its part in every parallel product and sleeps, uncounted,
-where it waits: what a clock on the wall shows on an idle machine, whatever else runs on this one. The wall's seconds
-are kept too.
+seconds of a step, the tokens it ran and the most memory it ever held. Seconds are those of the clock on the wall: the
+machine should have nothing else to do.
 """
 
 import contextlib
@@ -22,7 +19,7 @@ from typing import Any
 
 THREADS = 2
 END = "end"
-clock = time.thread_time
+clock = time.perf_counter
 
 
 class Side:
@@ -31,7 +28,6 @@ class Side:
     def __init__(self, run: Callable[..., None], *arguments: Any):
         os.environ |= {
             "OMP_NUM_THREADS": str(THREADS),
-            "OMP_WAIT_POLICY": "passive",  # a thread that waits shall not look as if it worked
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
@@ -65,17 +61,13 @@ def _serve(pipe: Connection, run: Callable[..., None], arguments: tuple) -> None
     logging.set_verbosity_error()
     sys.stdout = sys.stderr  # TRL prints its logs
 
-    began = 0.0
-
     def wait() -> None:
-        nonlocal began
         if pipe.recv() == END:
             raise _Ended
-        began = time.perf_counter()
 
     def report(**values: Any) -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB
-        pipe.send({**values, "wall": time.perf_counter() - began, "peak_gib": peak})
+        pipe.send({**values, "peak_gib": peak})
 
     with contextlib.suppress(_Ended, EOFError):
         run(*arguments, wait, report)

@@ -10,7 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from course_lib import advantages, losses, trajectories
+from course_lib import advantages, losses, notation, trajectories
 from course_lib.exercises import registry
 from course_lib.index import ENTRIES, NOTEBOOKS, index_table
 
@@ -122,3 +122,14 @@ def test_a_table_for_one_lesson():
     assert len(rows) == 1 + sum(entry.lesson == 5 for entry in ENTRIES)
     assert all(row.count(" | ") == 3 for row in rows)
     assert table._repr_markdown_() == str(table)
+
+
+def test_names_in_the_notation_are_names_of_the_library():
+    trees = [ast.walk(ast.parse(path.read_text(encoding="utf-8"))) for path in (ROOT / "course_lib").rglob("*.py")]
+    nodes = [node for tree in trees for node in tree]
+    known = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    known |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    known |= {node.target.id for node in nodes if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+    rows = [line.split(" | ")[1] for line in notation.__doc__.splitlines() if line.startswith("| $")]
+    names = {name.removesuffix("()").rpartition(".")[2] for row in rows for name in re.findall(r"`([\w.()]+)`", row)}
+    assert {"rewards", "objective", "context", "rollout_log_probs"} <= names <= known

@@ -30,7 +30,7 @@ LAYERS = (
     {"toy", "models", "checkpoints", "research"},
     {"sampling", "processes", "warm_start", "engines"},
     {"training"},
-    {"plots", "exercises", "index", "doctor", "finetune", "handover", "gallery"},
+    {"plots", "exercises", "index", "notation", "doctor", "finetune", "handover", "gallery"},
     {"__main__"},
 )
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}
