@@ -8,6 +8,9 @@ PY := .venv/bin/python
 HF_HUB_OFFLINE ?= 1
 export HF_HUB_OFFLINE
 export HF_HUB_DISABLE_TELEMETRY := 1
+# glibc gives large freed blocks back to the system and gets them again, page by page, in every step: a twentieth of its time.
+export MALLOC_MMAP_THRESHOLD_ := 2000000000
+export MALLOC_TRIM_THRESHOLD_ := 8000000000
 export JUPYTER_CONFIG_PATH := $(CURDIR)/tools/jupyter
 
 .DEFAULT_GOAL := help
