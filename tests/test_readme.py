@@ -11,8 +11,10 @@ from small_worlds import word_tokenizer
 from course_lib.__main__ import main
 from course_lib.finetune import add_evaluate_options, add_finetune_options
 from course_lib.models import save_model, tiny_model
+from course_lib.runs import read_run
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
 FEWER = {
     "steps=100": "steps=2, prompts_per_step=2, group_size=2",
@@ -84,3 +86,11 @@ def test_links_and_pictures_of_the_page_exist():
     root = Path(__file__).parents[1]
     for target in re.findall(r"\]\(([^)#:\s]+)[^)]*\)", README):
         assert (root / target).exists(), target
+
+
+def test_the_readme_quotes_the_recorded_runs():
+    runs = [read_run(ROOT / "data" / "runs" / f"laptop-{seed}") for seed in range(3)]
+    (before,), first, second, third = {run.before.correct for run in runs}, *(run.after.correct for run in runs)
+    minutes = round(sum(run.minutes for run in runs) / 3)
+    told = f"from {before} of 200 held-out sums to {first}, {second} and {third}, in {minutes} minutes of training"
+    assert told in " ".join(README.split())
