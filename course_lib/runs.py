@@ -2,7 +2,8 @@
 
 A run is a folder. `config.json` holds the settings, `run.json` what made it (code, machine, versions, wall time and
 memory of each session), `metrics.jsonl` and `times.jsonl` one line a step, `evaluation_before.json` and
-`evaluation_after.json` the exams with every reply. Nothing else writes these files, so a run that is recorded was run.
+`evaluation_after.json` the exams with every reply, `samples_before.json` and `samples_after.json` those of several
+replies a problem, where they were asked for. Nothing else writes these files, so a run that is recorded was run.
 
 Below `training`, which writes through it; apart from `checkpoints`, which are what a run needs to go on and not what
 it has to tell.
@@ -22,18 +23,32 @@ from typing import Any
 
 import torch
 
+from course_lib.costs import model_flops_utilisation
+
 Metrics = dict[str, float]
 GIB = 2**30
+PARTS = ("sampling", "scoring", "updating")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Success on held-out problems with its 95 % Wilson interval, and the replies."""
+    """Success on held-out problems with its 95 % Wilson interval, and the replies.
+
+    Attributes:
+        correct, total: replies that are right, and all of them.
+        replies: (prompt, last reply, reward) of each; the replies to one problem stand together.
+        samples: n, replies to each problem.
+
+    Example:
+        >>> exam = Evaluation(3, 4, (("a", "", 1.0), ("a", "", 0.0), ("b", "", 1.0), ("b", "", 1.0)), samples=2)
+        >>> exam.accuracy, exam.pass_at(1), exam.pass_at(2)
+        (0.75, 0.75, 1.0)
+    """
 
     correct: int
     total: int
     replies: tuple[tuple[str, str, float], ...]
-    """(prompt, last reply, reward) of each problem."""
+    samples: int = 1
 
     @property
     def accuracy(self) -> float:
@@ -42,21 +57,31 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % Wilson interval of the fraction."""
-        return wilson_interval(self.correct, self.total)
+        """95 % Wilson interval of the fraction, for as many trials as there are problems.
+
+        Several replies to one problem succeed and fail together; with each as a trial it would be too narrow.
+        """
+        return wilson_interval(self.correct / self.samples, self.total // self.samples)
+
+    def pass_at(self, k: int) -> float:
+        """pass@k, the chance that at least one of k replies is right: `pass_at_k`, averaged over the problems."""
+        right = [reward >= 1 for *_, reward in self.replies]
+        counts = [sum(right[start : start + self.samples]) for start in range(0, self.total, self.samples)]
+        return sum(pass_at_k(count, self.samples, k) for count in counts) / len(counts)
 
     def __str__(self) -> str:
         low, high = self.interval
-        return f"{self.accuracy:.1%} of {self.total} (95 % interval {low:.1%} to {high:.1%})"
+        of = f"{self.total}" if self.samples == 1 else f"{self.total // self.samples} × {self.samples}"
+        return f"{self.accuracy:.1%} of {of} (95 % interval {low:.1%} to {high:.1%})"
 
 
-def wilson_interval(successes: int, total: int, *, z: float = 1.959963984540054) -> tuple[float, float]:
+def wilson_interval(successes: float, total: int, *, z: float = 1.959963984540054) -> tuple[float, float]:
     """Wilson's score interval for a proportion: sensible also near 0 and 1, where p̂ ± z·σ̂ is not.
 
     (p̂ + z²/2n ± z √(p̂(1−p̂)/n + z²/4n²)) / (1 + z²/n)
 
     Args:
-        successes: k, of `total` n trials.
+        successes: k, of `total` n trials; not whole where it is a fraction times n.
         total: n ≥ 1.
         z: normal quantile; the default gives 95 %.
 
@@ -80,6 +105,39 @@ def wilson_interval(successes: int, total: int, *, z: float = 1.959963984540054)
     return (centre - spread) / (1 + share), (centre + spread) / (1 + share)
 
 
+def pass_at_k(correct: int, total: int, k: int) -> float:
+    """Chance that k of n replies, drawn without putting back, hold a right one, when c of the n are right.
+
+    1 − C(n−c, k) / C(n, k), the mean of "one of these k is right" over all subsets of size k. Its expectation is
+    1 − (1−p)^k for any n ≥ k, while 1 − (1 − c/n)^k is too small on average. Computed in whole numbers up to the last
+    division, so exact for any n.
+
+    Args:
+        correct: c.
+        total: n.
+        k: from 1 to n.
+
+    Returns:
+        A probability.
+
+    Raises:
+        ValueError: not 0 ≤ c ≤ n, or not 1 ≤ k ≤ n.
+
+    Source:
+        Chen et al. (2021), Evaluating large language models trained on code, arXiv 2107.03374, section 2.1.
+
+    Example:
+        >>> [round(pass_at_k(2, 10, k), 3) for k in (1, 2, 5, 9)]
+        [0.2, 0.378, 0.778, 1.0]
+    """
+    if not 0 <= correct <= total:
+        raise ValueError(f"correct: expected 0 to total={total}, got {correct}")
+    if not 1 <= k <= total:
+        raise ValueError(f"k: expected 1 to total={total}, got {k}")
+    subsets = math.comb(total, k)
+    return (subsets - math.comb(total - correct, k)) / subsets
+
+
 @dataclass(frozen=True)
 class Run:
     """A recorded run.
@@ -89,8 +147,9 @@ class Run:
         config: its settings.
         made_by: task, model and the sessions (one, or one more for each resume) as `run.json` has them.
         metrics: one row a step.
-        times: seconds of each step: "sampling", "updating", "all".
+        times: seconds of each step: "sampling", "updating", "all", and "scoring" where there is a reference model.
         before, after: the exams.
+        samples_before, samples_after: exams of several replies a problem, for pass@k; None where none were taken.
     """
 
     name: str
@@ -100,6 +159,8 @@ class Run:
     times: list[Metrics]
     before: Evaluation
     after: Evaluation
+    samples_before: Evaluation | None = None
+    samples_after: Evaluation | None = None
 
     def column(self, metric: str) -> tuple[list[int], list[float]]:
         """Steps that have the metric, and its values.
@@ -115,8 +176,51 @@ class Run:
 
     @property
     def minutes(self) -> float:
-        """Minutes of training: sampling and updating, without the exams."""
-        return sum(row["sampling"] + row["updating"] for row in self.times) / 60
+        """Minutes of training: sampling, scoring and updating, without the exams."""
+        return sum(sum(row.get(part, 0.0) for part in PARTS) for row in self.times) / 60
+
+    def throughput(self, peak_flops: float | None = None) -> dict[str, float]:
+        """How fast the run went, exams not counted.
+
+        Sampled are all tokens drawn, dead groups included. Trained are all tokens run forward and backward, each once a
+        pass, prompts and observations included.
+
+        Args:
+            peak_flops: operations a second of the machine, all devices together; for example
+                `costs.PEAK_FLOPS["H200"]`.
+
+        Returns:
+            "sampled_tokens_per_second" in sampling and "trained_tokens_per_second" in the update; "tokens_per_second",
+            sampled in all the time; the shares of time "sampling", "scoring" and "updating"; "peak_memory_gib" of the
+            process, "device_memory_gib" on a GPU; and with `peak_flops` "model_flops_utilisation".
+
+        Example:
+            ``read_run("data/runs/laptop-0").throughput()["sampling"]``
+        """
+        groups = self.config["group_size"]
+        sampled = sum(m["reply_tokens"] * m["calls"] * m["groups_sampled"] * groups for m in self.metrics)
+        trained = sum(m.get("tokens_run", 0) for m in self.metrics)
+        spent = {part: sum(row.get(part, 0.0) for row in self.times) for part in PARTS}
+        seconds = sum(spent.values())
+        found = {
+            "sampled_tokens_per_second": sampled / spent["sampling"],
+            "trained_tokens_per_second": trained / spent["updating"],
+            "tokens_per_second": sampled / seconds,
+            **{part: value / seconds for part, value in spent.items()},
+        }
+        for name in ("peak_memory_gib", "device_memory_gib"):
+            if peaks := [session[name] for session in self.made_by["sessions"] if name in session]:
+                found[name] = max(peaks)
+        if peak_flops is not None:
+            found["model_flops_utilisation"] = model_flops_utilisation(
+                self.parameters, sampled=sampled, trained=trained, seconds=seconds, peak_flops=peak_flops
+            )
+        return found
+
+    @property
+    def parameters(self) -> int:
+        """P, as the record of the model says."""
+        return int(self.made_by["model"].split()[-2].replace(",", ""))
 
     @property
     def peak_memory(self) -> float:
@@ -152,14 +256,16 @@ def read_run(folder: str | os.PathLike) -> Run:
     if any("seconds" not in session for session in made_by["sessions"][-1:]) or not made_by["sessions"]:
         raise ValueError(f"{folder.name}/run.json: expected a session that came to its end, got {made_by['sessions']}")
     exams = [read_evaluation(folder / f"evaluation_{name}.json") for name in ("before", "after")]
-    return Run(folder.name, config, made_by, metrics, times, *exams)
+    taken = [folder / f"samples_{name}.json" for name in ("before", "after")]
+    samples = [read_evaluation(path) if path.exists() else None for path in taken]
+    return Run(folder.name, config, made_by, metrics, times, *exams, *samples)
 
 
 def read_evaluation(path: Path) -> Evaluation:
     """An exam that `write_evaluation` kept."""
     kept = _read_json(path.parent, path.name)
     try:
-        return Evaluation(kept["correct"], kept["total"], tuple(map(tuple, kept["replies"])))
+        return Evaluation(kept["correct"], kept["total"], tuple(map(tuple, kept["replies"])), kept.get("samples", 1))
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path.name}: expected correct, total and replies, got {str(kept)[:80]}") from error
 

@@ -1,8 +1,11 @@
 """What a run leaves behind is complete, or reading it says what is missing."""
 
 import json
+import math
 import re
 from dataclasses import replace
+from fractions import Fraction
+from itertools import combinations
 from pathlib import Path
 
 import psutil
@@ -11,7 +14,7 @@ from small_worlds import letters_task, word_tokenizer
 
 from course_lib import runs
 from course_lib.models import tiny_model
-from course_lib.runs import Evaluation, Run, read_run, wilson_interval
+from course_lib.runs import Evaluation, Run, pass_at_k, read_run, wilson_interval
 from course_lib.training import GRPOConfig, GRPOTrainer
 
 TOKENIZER = word_tokenizer()
@@ -100,6 +103,56 @@ def test_an_exam_prints_its_interval():
     assert str(Evaluation(72, 200, ())) == "36.0% of 200 (95 % interval 29.7% to 42.9%)"
 
 
+def test_several_replies_a_problem():
+    replies = tuple(("ab"[place // 3], "", reward) for place, reward in enumerate([1, 0, 0, 1, 1, 1]))
+    exam = Evaluation(4, 6, replies, samples=3)
+    assert str(exam).startswith("66.7% of 2 × 3 (")
+    assert exam.interval == wilson_interval(4 / 3, 2)  # two problems, however many replies to each
+    assert [exam.pass_at(k) for k in (1, 2, 3)] == pytest.approx([4 / 6, (2 / 3 + 1) / 2, 1.0])
+
+
+def test_samples_are_kept_with_their_number(run):
+    exam = Evaluation(1, 4, (("a", "x", 1.0), ("a", "y", 0.0), ("b", "z", 0.0), ("b", "z", 0.5)), samples=2)
+    assert (read_run(run).samples_before, read_run(run).samples_after) == (None, None)
+    runs.write_evaluation(run / "samples_after.json", exam)
+    assert read_run(run).samples_after == exam
+    assert read_run(run).after.samples == 1
+
+
+@pytest.mark.parametrize("n", [1, 4, 7])
+def test_pass_at_k_is_the_mean_over_all_subsets(n):
+    for c in range(n + 1):
+        right = [1] * c + [0] * (n - c)
+        for k in range(1, n + 1):
+            subsets = [max(subset) for subset in combinations(right, k)]
+            assert pass_at_k(c, n, k) == float(Fraction(sum(subsets), len(subsets)))
+
+
+def test_pass_at_k_is_unbiased():
+    """Averaged over the binomial number of right replies it is 1 − (1−p)^k."""
+    p, n = 0.3, 12
+    chances = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
+    for k in (1, 3, 12):
+        mean = sum(chance * pass_at_k(c, n, k) for c, chance in enumerate(chances))
+        assert mean == pytest.approx(1 - (1 - p) ** k, abs=1e-14)
+
+
+def test_pass_at_k_of_many_replies():
+    assert pass_at_k(1, 100_000, 100) == pytest.approx(1e-3, abs=1e-15)
+    assert pass_at_k(50_000, 100_000, 5_000) == 1.0
+    assert pass_at_k(3, 100_000, 50_000) == pytest.approx(1 - 0.5**3, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((3, 2, 1), "correct: expected 0 to total=2, got 3"), ((1, 2, 3), "k: expected 1 to total=2, got 3"),
+     ((1, 2, 0), "k: expected 1 to total=2, got 0"), ((0, 0, 1), "k: expected 1 to total=0")],
+)  # fmt: skip
+def test_pass_at_k_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        pass_at_k(*arguments)
+
+
 def test_wilson_interval_against_the_quadratic_it_solves():
     for successes, total in [(0, 10), (3, 10), (10, 10), (190, 200)]:
         for bound in wilson_interval(successes, total):
@@ -118,6 +171,33 @@ def test_what_a_run_says_of_its_sessions():
     exam = Evaluation(0, 1, ())
     run = Run("run", {}, {"sessions": [first, last]}, [], times, exam, exam)
     assert (run.minutes, run.peak_memory, run.hardware) == (2.0, 3.0, "new, 2 threads, 8 GiB")
+
+
+def test_throughput_from_the_rows():
+    sessions = [{"peak_memory_gib": 3.0}, {"peak_memory_gib": 1.0, "device_memory_gib": 7.0}]
+    metrics = [
+        {"reply_tokens": 5.0, "calls": 2.0, "groups_sampled": 3, "tokens_run": 1000},
+        {"reply_tokens": 10.0, "calls": 1.0, "groups_sampled": 1},  # every group was dead
+    ]
+    times = [{"sampling": 6.0, "scoring": 1.0, "updating": 3.0}, {"sampling": 10.0, "updating": 0.0}]
+    exam = Evaluation(0, 1, ())
+    made_by = {"model": "Llama, 2,000 parameters", "sessions": sessions}
+    made = Run("run", {"group_size": 4}, made_by, metrics, times, exam, exam)
+    found = made.throughput(peak_flops=1e6)
+    assert found == pytest.approx(
+        {
+            "sampled_tokens_per_second": 160 / 16,
+            "trained_tokens_per_second": 1000 / 3,
+            "tokens_per_second": 160 / 20,
+            "sampling": 0.8,
+            "scoring": 0.05,
+            "updating": 0.15,
+            "peak_memory_gib": 3.0,
+            "device_memory_gib": 7.0,
+            "model_flops_utilisation": 2000 * (2 * 160 + 6 * 1000) / (20 * 1e6),
+        }
+    )
+    assert made.minutes == pytest.approx(20 / 60)
 
 
 def test_memory_is_counted_in_gib():
@@ -141,3 +221,6 @@ def test_recorded_runs_are_complete(folder):
     assert [session["from_step"] for session in sessions] == [0, *[s["to_step"] for s in sessions[:-1]]]
     assert run.config["output_dir"] is None or not run.config["output_dir"].startswith("/")
     assert run.before.total == run.after.total == len(run.after.replies)
+    speed = run.throughput(peak_flops=1e15)
+    assert 0 < speed["model_flops_utilisation"] < 1
+    assert speed["sampling"] + speed["scoring"] + speed["updating"] == pytest.approx(1)
