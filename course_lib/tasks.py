@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
-from itertools import product
+from itertools import islice, product
 from numbers import Real
 from os import PathLike
 from pathlib import Path
@@ -315,6 +315,70 @@ def _shuffled(n: int, seed: str) -> list[int]:
     draw = Random(seed).random
     keys = [draw() for _ in range(n)]
     return sorted(range(n), key=keys.__getitem__)
+
+
+class Curriculum:
+    """Problems of easier tasks first, then those of the task that is meant.
+
+    The stages lend their problems and nothing else: `task` opens and scores every episode, and the exam is its exam.
+    Problems of a stage that stand in the exam are left out, since each task splits by itself: of the sums that level 3 of
+    `Arithmetic` trains on, 186 are held out at level 2. (The other way round there are none.)
+
+    Args:
+        stages: (a task, how many of its problems), in the order they are met.
+        task: whose problems follow without end.
+
+    Raises:
+        ValueError: there is no stage, a number below 1, or a stage with too few problems outside of the exam.
+
+    Source:
+        Bengio et al. (2009), Curriculum learning, ICML.
+
+    Example:
+        >>> task = Curriculum([(Arithmetic(level=1), 500)], Arithmetic(level=3))
+        >>> [task.training_problem(index).level for index in (0, 499, 500, 10**6)]
+        [1, 1, 3, 3]
+        >>> task.name
+        'Curriculum(500 x Arithmetic(level=1), Arithmetic(level=3))'
+    """
+
+    def __init__(self, stages: Sequence[tuple[Task, int]], task: Task):
+        if not stages:
+            raise ValueError("stages: expected at least one task that comes first, got none")
+        self.task = task
+        exam = {problem.prompt for problem in task.held_out_problems()}
+        self._first = [problem for stage, count in stages for problem in _outside(exam, stage, count)]
+        parts = [*(f"{count} x {_name(stage)}" for stage, count in stages), _name(task)]
+        self.name = f"Curriculum({', '.join(parts)})"
+
+    def training_problem(self, index: int) -> Problem:
+        """The index-th problem of the stages, then of the task."""
+        if 0 <= index < len(self._first):
+            return self._first[index]
+        return self.task.training_problem(index - len(self._first) if index >= 0 else index)
+
+    def held_out_problems(self) -> Sequence[Problem]:
+        """The exam of the task."""
+        return self.task.held_out_problems()
+
+    def open(self, problem: Problem, tokenizer: Any) -> Episode:
+        """An episode of the task."""
+        return self.task.open(problem, tokenizer)
+
+
+def _outside(exam: set[str], task: Task, count: int) -> list[Problem]:
+    """The first `count` training problems of `task` whose prompt does not stand in `exam`."""
+    if count < 1:
+        raise ValueError(f"stages: expected at least 1 problem of {_name(task)}, got {count}")
+    looked_at = map(task.training_problem, range(10 * count + 1000))
+    found = list(islice((problem for problem in looked_at if problem.prompt not in exam), count))
+    if len(found) < count:
+        raise ValueError(f"stages: expected {count} problems of {_name(task)} outside of the exam, got {len(found)}")
+    return found
+
+
+def _name(task: Task) -> str:
+    return getattr(task, "name", type(task).__name__)
 
 
 def load_jsonl(

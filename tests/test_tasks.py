@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib.rewards import exact_match_reward, first_integer_reward, lenient_number_reward
-from course_lib.tasks import Arithmetic, Problem, SingleTurnTask, load_jsonl
+from course_lib.tasks import Arithmetic, Curriculum, Problem, SingleTurnTask, load_jsonl
 
 DATA = Path(__file__).parent.parent / "data"
 SIZES = {1: 155, 2: 672, 3: 15_050, 4: 26_474, 5: 441}
@@ -259,6 +259,66 @@ def test_arithmetic_options():
 def test_arithmetic_refuses(options, message):
     with pytest.raises(ValueError, match=message):
         Arithmetic(**options)
+
+
+# --- Curriculum -----------------------------------------------------------------------------------------------------
+
+
+def test_a_curriculum_goes_through_its_stages():
+    easy, middle, hard = (Arithmetic(level=level, seed=level) for level in (1, 2, 3))
+    task = Curriculum([(easy, 20), (middle, 30)], hard)
+    assert [task.training_problem(i).level for i in (0, 19, 20, 49, 50, 10**9)] == [1, 1, 2, 2, 3, 3]
+    assert [task.training_problem(50 + i) for i in range(9)] == [hard.training_problem(i) for i in range(9)]
+    assert task.held_out_problems() == hard.held_out_problems()
+    assert task.name == "Curriculum(20 x Arithmetic(level=1), 30 x Arithmetic(level=2), Arithmetic(level=3))"
+    with pytest.raises(ValueError, match=r"^index: expected 0 or more, got -1"):
+        task.training_problem(-1)
+
+
+@given(st.lists(st.integers(0, 120), max_size=20))
+def test_a_curriculum_is_a_function_of_the_index(indices):
+    there, back = (Curriculum([(Arithmetic(level=1), 40)], Arithmetic(level=2)) for _ in range(2))
+    assert [there.training_problem(i) for i in indices] == [back.training_problem(i) for i in indices[::-1]][::-1]
+
+
+@pytest.mark.parametrize(
+    ("stage", "level", "left_out"), [(1, 2, 0), (1, 3, 0), (2, 3, 0), (2, 1, 5), (3, 2, 186)]
+)
+def test_no_stage_has_a_problem_of_the_exam(stage, level, left_out):
+    """Levels overlap. A level's exam are the expressions of least hash, so an easier level, of which a larger part is
+    held out, trains on nothing that a harder one holds out; the other way round something has to be left out."""
+    lent, exam = Arithmetic(level=stage), {terms(problem) for problem in Arithmetic(level=level).held_out_problems()}
+    all_of_it = [lent.training_problem(i) for i in range(len(lent._training))]
+    once = [problem for problem in all_of_it if terms(problem) not in exam]
+    assert len(all_of_it) - len(once) == left_out
+    task = Curriculum([(lent, len(all_of_it) + 100)], Arithmetic(level=level))
+    given = [task.training_problem(i) for i in range(len(all_of_it) + 100)]
+    assert {problem.level for problem in given} == {stage}
+    assert not {terms(problem) for problem in given} & exam
+    assert given[: len(once)] == once  # nothing else is left out, and the order stays
+
+
+def test_the_task_opens_every_episode():
+    easy = single(lambda text, answer: 0.0, name="easy")
+    task = Curriculum([(easy, 3)], Arithmetic(reply_prefix="So"))
+    episode = task.open(task.training_problem(0), Characters("chat"))
+    assert read(episode.context()).endswith("<assistant>So")
+    episode.step([], f" {task.training_problem(0).answer}.")
+    assert episode.reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([], r"^stages: expected at least one task that comes first, got none"),
+        ([(Arithmetic(level=1), 0)], r"^stages: expected at least 1 problem of Arithmetic\(level=1\), got 0"),
+        ([(single(name="sums"), 9)], r"^stages: expected 9 problems of sums outside of the exam, got 0"),
+    ],
+)
+def test_a_curriculum_refuses(stages, message):
+    exam = [Problem(f"{i} + 1?", str(i + 1)) for i in range(5)]
+    with pytest.raises(ValueError, match=message):
+        Curriculum(stages, SingleTurnTask([Problem("a?", "1")], exam, lenient_number_reward))
 
 
 # --- load_jsonl -----------------------------------------------------------------------------------------------------
