@@ -321,8 +321,8 @@ class Curriculum:
     """Problems of easier tasks first, then those of the task that is meant.
 
     The stages lend their problems and nothing else: `task` opens and scores every episode, and the exam is its exam.
-    Problems of a stage that stand in the exam are left out, since each task splits by itself: of the sums that level 3 of
-    `Arithmetic` trains on, 186 are held out at level 2. (The other way round there are none.)
+    Problems of a stage that stand in the exam are left out, since each task splits by itself: of the expressions that
+    level 3 of `Arithmetic` trains on, 186 are held out at level 2. (The other way round there are none.)
 
     Args:
         stages: (a task, how many of its problems), in the order they are met.
