@@ -66,7 +66,8 @@ class GRPOConfig:
         final_learning_rate: where the linear decay ends, as a fraction of `learning_rate`.
         max_grad_norm: gradients are scaled down to this norm.
         tokens_per_row: tree nodes of one forward and backward pass; bounds memory, never changes the gradient.
-        precision: "auto", "float32" or "bfloat16" (autocast; weights and log-probabilities stay float32).
+        precision: "auto", "float32" or "bfloat16" (autocast; weights and log-probabilities stay float32). "auto" is
+            bfloat16 on GPUs that compute in it; float32 products are made in TF32 on a GPU.
         gradient_checkpointing: recompute activations in the backward pass.
         eval_every: steps between evaluations on held-out problems; 0 for before and after only.
         eval_problems: at most so many held-out problems.
@@ -159,6 +160,8 @@ class GRPOTrainer:
     def __init__(self, model: Any, tokenizer: Any, task: Task, config: GRPOConfig, *, reference_model: Any = None):
         self.model, self.tokenizer, self.task, self.config = model, tokenizer, task, config
         self.held_out = list(task.held_out_problems())[: config.eval_problems]
+        if model.device.type == "cuda":  # TF32: what stays float32 is multiplied in tensor cores, summed in float32
+            torch.set_float32_matmul_precision("high")
         # Dropout would make π_θ differ from the policy that sampled before anything was learned.
         model.eval()
         if config.gradient_checkpointing:
@@ -179,6 +182,7 @@ class GRPOTrainer:
         self._step_began_with: int | None = None
         self.history: list[Metrics] = []
         self.times: list[Metrics] = []
+        self._scoring = 0.0
         self.output = None if config.output_dir is None else Path(config.output_dir)
 
     # ---------------------------------------------------------------- the run
@@ -195,8 +199,7 @@ class GRPOTrainer:
         recorded = self.output is not None and rank() == 0
         if recorded:
             self._claim_output()
-            task = getattr(self.task, "name", type(self.task).__name__)
-            begin_session(self.output, task=task, model=self._model_name(), step=self.step)
+            begin_session(self.output, task=self._task_name(), model=self._model_name(), step=self.step)
         quiet, began = None if rank() == 0 else True, time.perf_counter()
         with (
             _stop_signal() as stop,
@@ -223,7 +226,7 @@ class GRPOTrainer:
             self._step_began_with = self.problems_drawn
             started = time.perf_counter()
             trajectories, counts = self.sample_batch()
-            sampled = time.perf_counter()
+            sampled, self._scoring = time.perf_counter(), 0.0
             metrics = {"step": self.step + 1, **counts, "learning_rate": self.learning_rate()}
             if trajectories:
                 metrics |= self.update(trajectories)
@@ -235,6 +238,8 @@ class GRPOTrainer:
             self._append("metrics.jsonl", metrics)
             # In a file of their own: metrics are the same in every run of a seed, times are not.
             times = {"sampling": sampled - started, "updating": ended - sampled, "all": time.perf_counter() - started}
+            if self.reference_model is not None:
+                times |= {"scoring": self._scoring, "updating": times["updating"] - self._scoring}
             self.times.append({"step": self.step, **times})
             self._append("times.jsonl", self.times[-1])
             yield metrics
@@ -315,10 +320,7 @@ class GRPOTrainer:
             return {}
         rows = all_rows[rank() :: size()]
         old: list[torch.Tensor | None] = [None] * len(rows)
-        reference: list[torch.Tensor | None] = [None] * len(rows)
-        if self.reference_model is not None:
-            with torch.no_grad():
-                reference = [self._score(self.reference_model, batch, row).log_probs for row in rows]
+        reference = self._score_reference(batch, rows)
         for _ in range(config.updates_per_batch):
             reports: list[Metrics] = []
             for number, row in enumerate(rows):
@@ -372,6 +374,18 @@ class GRPOTrainer:
                 temperature=self.config.temperature,
             )
 
+    def _score_reference(self, batch: SegmentBatch, rows: list[list[int]]) -> Sequence[torch.Tensor | None]:
+        """log π_ref of each row, or None for each where there is no reference model."""
+        if self.reference_model is None:
+            return [None] * len(rows)
+        began = time.perf_counter()
+        with torch.no_grad():
+            scores = [self._score(self.reference_model, batch, row).log_probs for row in rows]
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize()  # or its work would be counted where the first result is waited for
+        self._scoring = time.perf_counter() - began
+        return scores
+
     def _optimizer_step(self) -> float:
         sum_gradients(self.parameters.values())
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.max_grad_norm))
@@ -396,26 +410,32 @@ class GRPOTrainer:
 
     # --------------------------------------------------------- the evaluation
 
-    def evaluate(self, *, temperature: float = 0.0) -> Evaluation:
-        """Plays each held-out problem once; it counts as solved where its reward is at least 1.
+    def evaluate(self, *, temperature: float = 0.0, samples: int = 1) -> Evaluation:
+        """Plays each held-out problem; it counts as solved where its reward is at least 1.
 
         Args:
             temperature: 0 plays greedily; that of the policy samples, and the fraction solved then estimates the
                 objective J itself. The draws are the same in every call, so before and after differ by the policy only.
+            samples: n, replies to each problem; more than one at temperature 0 would all be the same.
         """
         if not self.held_out:
             raise ValueError("held_out_problems: expected at least one problem to evaluate on, got none")
+        if samples < 1 or (samples > 1 and temperature == 0):
+            raise ValueError(f"samples: expected 1, or more at a temperature > 0, got {samples} at {temperature}")
 
         def play(mine: Sequence[tuple[int, Problem]]) -> list[Trajectory]:
             places, problems = zip(*mine, strict=True) if mine else ((), ())
             return self._play(problems, temperature, places, places)
 
-        trajectories = share(list(enumerate(self.held_out)), play)
+        # A round at a time, numbered on: round 0 has the draws of an exam of one reply a problem.
+        starts = range(0, samples * len(self.held_out), len(self.held_out))
+        rounds = [share(list(enumerate(self.held_out, start)), play) for start in starts]
         replies = [
             (problem.prompt, self.tokenizer.decode(played.calls[-1].output, skip_special_tokens=True), played.reward)
-            for problem, played in zip(self.held_out, trajectories, strict=True)
+            for problem, attempts in zip(self.held_out, zip(*rounds, strict=True), strict=True)
+            for played in attempts
         ]
-        return Evaluation(sum(reward >= 1 for *_, reward in replies), len(replies), tuple(replies))
+        return Evaluation(sum(reward >= 1 for *_, reward in replies), len(replies), tuple(replies), samples)
 
     # -------------------------------------------------------- save and resume
 
@@ -448,6 +468,7 @@ class GRPOTrainer:
             "metrics_bytes": self._file_size("metrics.jsonl"),
             "times_bytes": self._file_size("times.jsonl"),
             "config": asdict(self.config),
+            "task": self._task_name(),
             "python_random": random.getstate(),
             "numpy_random": [numpy_state[0], numpy_state[1].tolist(), *numpy_state[2:]],
         }
@@ -459,13 +480,13 @@ class GRPOTrainer:
         The run continues bit for bit as if it had not been interrupted (same machine, same number of threads).
 
         Raises:
-            CheckpointError: no whole checkpoint, or one of a run with other settings.
+            CheckpointError: no whole checkpoint, or one of a run with other settings, task or model.
         """
         if self.output is None:
             raise ValueError("output_dir: expected the folder of the run to resume, got None")
         folder = newest_good_checkpoint(self.output / "checkpoints", report=_say)
         state = json.loads((folder / "state.json").read_text())
-        self._require_same_settings(state["config"], folder)
+        self._require_same_run(state, folder)
         self._read_weights(folder)
         generators = load_file(folder / "generators.safetensors")
         torch.set_rng_state(generators.pop("torch"))
@@ -502,11 +523,13 @@ class GRPOTrainer:
         }
         self.optimizer.load_state_dict(saved)
 
-    def _require_same_settings(self, saved: dict[str, Any], folder: Path) -> None:
-        for name, value in asdict(self.config).items():
-            if name not in FREE_TO_CHANGE and saved.get(name) != value:
+    def _require_same_run(self, saved: dict[str, Any], folder: Path) -> None:
+        pairs = {name: (saved["config"].get(name), value) for name, value in asdict(self.config).items()}
+        pairs |= {"task": (saved.get("task"), self._task_name())}
+        for name, (there, here) in pairs.items():
+            if name not in FREE_TO_CHANGE and there != here:
                 raise CheckpointError(
-                    f"{name}: expected {saved.get(name)!r} as in the run that {folder.name} belongs to, got {value!r}"
+                    f"{name}: expected {there!r} as in the run that {folder.name} belongs to, got {here!r}"
                 )
 
     def _claim_output(self) -> None:
@@ -530,6 +553,9 @@ class GRPOTrainer:
                 kept = f"the checkpoint of step {self.step} was written; resume from it"
             raise RuntimeError(f"another process of this run ended in step {self.step + 1}; {kept}") from error
 
+    def _task_name(self) -> str:
+        return getattr(self.task, "name", type(self.task).__name__)
+
     def _model_name(self) -> str:
         return f"{type(self.model).__name__}, {sum(p.numel() for p in self.model.parameters()):,} parameters"
 
@@ -545,6 +571,11 @@ class GRPOTrainer:
 
     @contextmanager
     def _precision(self) -> Iterator[None]:
+        """Matrix products in bfloat16 where wanted, from and to weights that stay float32.
+
+        Log-probabilities are float32 all the same: `logprobs._log_softmax` and `sampling.draw` turn the logits into
+        float32 before they exponentiate and sum, which is where 8 bits of mantissa would do harm.
+        """
         device, wanted = self.model.device.type, self.config.precision
         dtype = {"float32": None, "bfloat16": torch.bfloat16, "auto": autocast_dtype(self.model.device)}[wanted]
         with torch.autocast(device, dtype=dtype, enabled=dtype is not None):

@@ -11,6 +11,7 @@ from small_worlds import word_tokenizer
 
 from course_lib.__main__ import main
 from course_lib.models import tiny_model
+from course_lib.runs import read_run
 
 QUICK = ["--steps=2", "--prompts-per-step=2", "--group-size=2", "--max-new-tokens=2"]
 
@@ -54,6 +55,37 @@ def test_it_stops_and_resumes(folder, tmp_path, capsys):
     capsys.readouterr()
     assert finetune(folder, "--output", output, "--checkpoint-every", "1", "--resume") == 0
     assert "resumed after step 2 of 2" in capsys.readouterr().out
+
+
+def test_levels_one_after_the_other(folder, tmp_path):
+    model = ["finetune", "--model", str(folder), *QUICK, "--eval-problems=2"]
+    assert main([*model, "--level=1,3,2", "--steps=6", "--output", str(tmp_path)]) == 0
+    task = json.loads((tmp_path / "run.json").read_text())["task"]
+    assert task == "Curriculum(4 x Arithmetic(level=1), 4 x Arithmetic(level=3), Arithmetic(level=2))"
+
+
+@pytest.mark.parametrize(
+    ("level", "message"),
+    [("2,x", "expected a level such as 3, or several such as 2,3, got '2,x'"), ("2,6", "level: expected one of 1, 2")],
+)
+def test_levels_that_there_are_not(folder, capsys, level, message):
+    try:
+        code = main(["finetune", "--model", str(folder), *QUICK, "--level", level])
+    except SystemExit as ended:
+        code = ended.code
+    error = capsys.readouterr().err
+    assert code == 2 and message in error and error.count("\n") == 1
+
+
+def test_several_replies_to_each_held_out_problem(folder, tmp_path, capsys):
+    output = ["--output", str(tmp_path), "--samples=3", "--checkpoint-every=1"]
+    assert finetune(folder, *output) == 0
+    assert len(re.findall(r" at temperature 1\.2: pass@1 [\d.]+%, pass@3 [\d.]+%\n", capsys.readouterr().out)) == 2
+    made = read_run(tmp_path)
+    assert (made.samples_before.samples, made.samples_after.total) == (3, 3)
+    before = (tmp_path / "samples_before.json").read_bytes()
+    assert finetune(folder, *output, "--resume") == 0
+    assert (tmp_path / "samples_before.json").read_bytes() == before  # not taken again, from the trained model
 
 
 def test_evaluate(folder, capsys):
@@ -106,7 +138,7 @@ def contents(folder):
     ("options", "message"),
     [
         ([], "another run"),
-        (["--resume", "--data", "{other}"], "expected the task of that run, rows.jsonl, got other.jsonl"),
+        (["--resume", "--data", "{other}"], "task: expected 'rows.jsonl' as in the run that step-000002 belongs to"),
         (["--resume", "--model", "{wide}"], "another model's"),
         (["--resume", "--steps=3"], "steps: expected 2"),
     ],

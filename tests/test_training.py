@@ -279,10 +279,43 @@ def test_gradient_checkpointing_changes_nothing():
     assert torch.allclose(weights(plain), weights(recomputed), atol=1e-5)
 
 
-def test_bfloat16_autocast_runs_on_a_cpu():
-    history = trainer(steps=2, precision="bfloat16").train()
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("task", [letters_task(), NotesTask()], ids=["one call", "many calls"])
+def test_bfloat16_computes_and_float32_remembers(task, checkpointing):
+    """Matrix products are bfloat16; weights, moments, gradients and log-probabilities stay float32."""
+    run = trainer(task, steps=2, precision="bfloat16", gradient_checkpointing=checkpointing, max_new_tokens=3)
+    products, scored = set(), []
+    run.model.model.layers[0].mlp.down_proj.register_forward_hook(lambda *args: products.add(args[-1].dtype))
+    score = run._score
+    run._score = lambda *args: scored.append(score(*args)) or scored[-1]
+    history = run.train()
+    assert products == {torch.bfloat16}
+    assert {part.dtype for made in scored for part in (made.log_probs, made.entropy)} == {torch.float32}
+    assert {p.dtype for p in run.model.parameters()} == {torch.float32}
+    assert {m.dtype for state in run.optimizer.state.values() for m in state.values()} == {torch.float32}
     assert all(math.isfinite(value) for metrics in history for value in metrics.values())
-    assert history[0]["sampler_mismatch"] < 0.1
+    # Sampler and scorer round differently, by a unit of bfloat16 here and there.
+    assert 0 < history[0]["sampler_mismatch"] < 0.05
+    calls = [call for trajectory in run.sample_batch()[0] for call in trajectory.calls]
+    values = torch.tensor([value for call in calls for value in call.log_probs], dtype=torch.float64)
+    assert torch.equal(values, values.float().double()) and not torch.equal(values, values.bfloat16().double())
+
+
+def test_bfloat16_runs_as_a_tree(recwarn):
+    """Whether a model can be run as a tree is asked in its own precision; in bfloat16 two ways differ by rounding."""
+    model = tiny_model(vocab_size=len(TOKENIZER), initializer_range=1.0)  # logits far from 0
+    trainer(model=model, steps=1, precision="bfloat16").train()
+    assert not [w for w in recwarn if "without sharing prefixes" in str(w.message)]
+
+
+@pytest.mark.parametrize(("device", "precision"), [("cuda", "high"), ("cpu", None)])
+def test_tf32_is_asked_for_on_a_gpu_only(monkeypatch, device, precision):
+    asked = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", asked.append)
+    model = tiny_model(vocab_size=len(TOKENIZER))
+    monkeypatch.setattr(type(model), "device", torch.device(device))
+    GRPOTrainer(model, TOKENIZER, letters_task(), QUICK)
+    assert asked == ([precision] if precision else [])
 
 
 def test_learning_rate_warms_up_and_decays():
@@ -323,6 +356,34 @@ def test_a_reward_that_raises_is_named():
         trainer(SingleTurnTask([Problem("a ?", "a")], [], lambda text, answer: 1 / 0)).train()
 
 
+def test_several_replies_to_each_held_out_problem():
+    run = trainer()
+    one, three = run.evaluate(temperature=1.0), run.evaluate(temperature=1.0, samples=3)
+    assert (one.samples, three.samples, three.total) == (1, 3, 12)
+    assert three.replies[::3] == one.replies
+    prompts = [prompt for prompt, *_ in three.replies]
+    assert prompts == [problem.prompt for problem in run.held_out for _ in range(3)]
+    assert three.correct == sum(reward >= 1 for *_, reward in three.replies)
+    assert len({reply for _, reply, _ in three.replies}) > len({reply for _, reply, _ in one.replies})
+    assert three == run.evaluate(temperature=1.0, samples=3)
+
+
+@pytest.mark.parametrize(("temperature", "samples"), [(0.0, 2), (1.0, 0)])
+def test_samples_that_make_no_sense(temperature, samples):
+    with pytest.raises(ValueError, match=f"samples: expected 1, or more at a temperature > 0, got {samples} at"):
+        trainer().evaluate(temperature=temperature, samples=samples)
+
+
+def test_scoring_is_timed_where_there_is_a_reference_model(monkeypatch):
+    seconds = iter(range(1000))
+    monkeypatch.setattr(training.time, "perf_counter", lambda: float(next(seconds)))
+    plain, watched = trainer(steps=1), trainer(steps=1, beta=0.1)
+    plain.train()
+    watched.train()
+    assert plain.times == [{"step": 1, "sampling": 1.0, "updating": 1.0, "all": 3.0}]
+    assert watched.times == [{"step": 1, "sampling": 1.0, "updating": 2.0, "scoring": 1.0, "all": 5.0}]
+
+
 def test_nothing_held_out_is_said():
     with pytest.raises(ValueError, match="held_out_problems: expected at least one"):
         trainer(SingleTurnTask([Problem("a ?", "a")], [], early)).evaluate()
@@ -340,6 +401,8 @@ def test_resuming_needs_a_checkpoint_of_the_same_run(tmp_path):
     trainer(output_dir=str(tmp_path), steps=1).train()
     with pytest.raises(CheckpointError, match=r"learning_rate: expected 0\.01 as in the run"):
         trainer(output_dir=str(tmp_path), steps=1, learning_rate=1.0).resume()
+    with pytest.raises(CheckpointError, match=r"task: expected 'SingleTurnTask' as in the run .*, got 'NotesTask'"):
+        trainer(NotesTask(), output_dir=str(tmp_path), steps=1).resume()
 
 
 def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path, monkeypatch):
