@@ -536,7 +536,7 @@ ENTRIES = (
         lesson=7,
         heading="3 One transcript, one mask",
         name="masked transcript",
-        formula=r"\sum_t m_t\log\pi_\theta(z_t\mid z_{<t})",
+        formula=r"\sum_t m_t\log\pi_\theta(h_t\mid h_{<t})",
         functions=("trajectories.segments", "trajectories.stepwise_batch"),
         tests=(
             "test_trajectories.py::test_an_append_only_agent_is_its_transcript",
@@ -614,7 +614,7 @@ ENTRIES = (
         tests=(
             "test_trajectories.py::test_the_baseline_is_over_trajectories_not_steps",
             "test_toy_agents.py::test_a_baseline_over_steps_is_biased",
-            "test_toy_agents.py::test_a_baseline_over_steps_climbs_against_the_success_rate_per_call",
+            "test_toy_agents.py::test_a_baseline_over_steps_climbs_against_the_share_of_calls_in_successes",
         ),
         exercises=("08.2", "08.3", "08.4"),
     ),

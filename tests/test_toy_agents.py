@@ -210,16 +210,16 @@ def test_a_baseline_over_steps_is_biased(agent):
     torch.testing.assert_close(over_trajectories.mean, agent.gradient() / 2, **EXACT)
 
 
-def test_a_baseline_over_steps_climbs_against_the_success_rate_per_call(agent):
+def test_a_baseline_over_steps_climbs_against_the_share_of_calls_in_successes(agent):
     """E[(r − b) s] = ∇(J − E[nR] / (G · E[n])) up to order 1/G²: what is left over falls four times as fast as G."""
     theta = agent.theta.detach().requires_grad_()
     p, n = agent.probabilities(theta), agent.call_counts.double()
-    (per_call,) = torch.autograd.grad((p * n * agent.rewards).sum() / (p * n).sum(), theta)
+    (share,) = torch.autograd.grad((p * n * agent.rewards).sum() / (p * n).sum(), theta)
     rest = []
     for size in (2, 4):
         found = toy.moments(agent, lambda s: s.policy_gradient(step_mixed(s.rewards, s.call_counts)), size)
         assert found.exact
-        rest.append((found.mean - (agent.gradient() - per_call / size)).norm() / agent.gradient().norm())
+        rest.append((found.mean - (agent.gradient() - share / size)).norm() / agent.gradient().norm())
         assert rest[-1] < found.bias.norm() / agent.gradient().norm() / 4
     assert rest[1] < rest[0] / 3
 

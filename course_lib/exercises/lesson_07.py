@@ -361,8 +361,8 @@ def first_break(contexts, outputs):
 
     contexts: n tensors of token ids, the context of each call
     outputs: n tensors of token ids, the output of each call
-    returns: (j, k), the index of that call, counted from 0, and the first place where its context has
-        another token than c_(j−1) + y_(j−1), or ends too soon; (-1, -1) if there is no such call
+    returns: (j, k), both counted from 0: the index of that call, and the first place where its context
+        has another token than c_(j−1) + y_(j−1), or ends too soon; (-1, -1) if there is no such call
     """
     raise NotImplementedError
 ''',
