@@ -1,0 +1,86 @@
+"""The recipe of part B, data/research/train.py, from warm start to recorded run, with a tiny model."""
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from course_lib import research
+from course_lib.models import load_model, tiny_model, word_level_tokenizer
+from course_lib.runs import read_run
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    spec = importlib.util.spec_from_file_location("research_train", ROOT / "data" / "research" / "train.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """A token for each word of the corpus and of the environment."""
+    folder = ROOT / "data" / "research"
+    rows = [json.loads(line) for name in ("documents", "questions") for line in (folder / f"{name}.jsonl").open()]
+    spoken = ("QUESTION", "NOTES", "ACTION", "PAGE", "NOTHING", "FOUND", "NO_ACTION", "NO_PAGE", "NO_HITS")
+    frame = [*(getattr(research, name) for name in spoken), "search open answer ; captain author of"]
+    texts = [*frame, *(row.get(key, "") for row in rows for key in ("title", "text", "prompt", "asked", "answer"))]
+    return word_level_tokenizer(sorted({word for text in texts for word in text.split()}))
+
+
+@pytest.mark.slow
+def test_from_warm_start_to_a_recorded_run(recipe, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    model = tiny_model(vocab_size=len(tokenizer), hidden_size=32, max_position_embeddings=512, initializer_range=0.05)
+    warm_start = replace(recipe.LAPTOP.warm_start, steps=12, questions=1, learning_rate=0.02)
+    recipe.teach(model, tokenizer, warm_start, tmp_path / "warm")
+    kept = json.loads((tmp_path / "warm" / "warm_start.json").read_text())
+    assert kept["noise"] == warm_start.noise and len(kept["losses"]) == 12
+    assert kept["losses"][-1] < kept["losses"][0] - 1
+    taught, _ = load_model(tmp_path / "warm", device="cpu")
+    assert taught.state_dict().keys() == model.state_dict().keys()
+    grpo = replace(recipe.LAPTOP.grpo, steps=2, prompts_per_step=2, group_size=2, eval_problems=4)
+    settings = replace(recipe.LAPTOP, grpo=grpo, samples=2)
+    for mode in recipe.MODES:
+        recipe.record(mode, settings, tmp_path / "warm", tmp_path / mode)
+        run = read_run(tmp_path / mode)
+        assert run.made_by["task"] == f"ResearchTask(Corpus, {mode})"
+        assert (run.before.total, run.before.samples, run.config["steps"]) == (8, 2, 2)
+        assert not (tmp_path / mode / "checkpoints").exists()
+        assert json.loads((tmp_path / mode / "warm_start.json").read_text()) == kept
+
+
+def test_what_is_missing_or_in_the_way_is_said_before_minutes_are_spent(recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit, match=r"expected the warm model in .*: run warm-start first"):
+        recipe.record("append_only", recipe.LAPTOP, tmp_path / "warm", tmp_path / "run")
+    with pytest.raises(ValueError, match="mode: expected one of edit_context, append_only, got 'warm'"):
+        recipe.main(["warm"])
+
+
+@pytest.mark.parametrize("settings", ["LAPTOP", "GPU"])
+def test_the_settings_fit_the_task(recipe, settings):
+    grpo = getattr(recipe, settings).grpo
+    task = recipe.make_task("edit_context")
+    assert task.max_calls >= 2 * max(problem.level for problem in task.held_out_problems()) + 1
+    assert grpo.max_new_tokens >= 13  # the longest reply of the expert in SmolLM2's tokens
+    levels = [problem.level for problem in task.held_out_problems()[: grpo.eval_problems]]
+    assert len({levels.count(level) for level in (1, 2, 3, 4)}) == 1  # as many of each
+
+
+def test_only_an_agent_with_notes_fits_the_budget(recipe, tokenizer):
+    """With a word a token as with SmolLM2's: one look-up fits whole, four never do, and notes always do."""
+    solved = {}
+    for mode in recipe.MODES:
+        task = recipe.make_task(mode)
+        task.context_budget = 100  # a word-level tokenizer needs fewer tokens
+        for question in task.held_out_problems()[:40]:
+            attempt = research.expert_trajectory(task, question, tokenizer)
+            solved.setdefault((mode, question.level), []).append(attempt.reward)
+    assert all(min(solved["edit_context", hops]) == 1 for hops in (1, 2, 3, 4))
+    assert min(solved["append_only", 1]) == 1 and max(solved["append_only", 4]) == 0
