@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 ROWS = 1024
-BATCHES = (8, 16, 32, 64)
+BATCHES = (8, 16, 32, 64, 128)
 
 
 def measure_rates() -> dict[str, Any]:

@@ -201,7 +201,7 @@ def quoted(results: dict[str, Any]) -> str:
     )
 
 
-QUOTED = tuple(point.name for point in (GRID[0], GRID[5], GRID[7]))
+QUOTED = tuple(point.name for point in (GRID[0], GRID[3], GRID[6], GRID[8]))
 
 
 def seconds(side: dict[str, Any]) -> str:
@@ -234,7 +234,8 @@ def draw(results: dict[str, Any], path: Path) -> None:
     table = rows(results)
     places = range(len(table))
     for index, row in enumerate(table):
-        left.plot([row["floor"], row["trl"]["seconds"]], [index] * 2, color="#D8D8D4", linewidth=2, zorder=1)
+        span = [row["floor"], row["trl"]["seconds"]]
+        left.plot(span, [index] * 2, color="#D8D8D4", linestyle="-", linewidth=2, zorder=1)
     for values, colour, marker, label in (
         ([row["floor"] for row in table], GREY, "|", "floor"),
         ([row["ours"]["seconds"] for row in table], NAVY, "o", "course_lib"),
@@ -249,7 +250,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     left.invert_yaxis()
     left.set(xscale="log", xlabel="seconds a step (log scale)", title="A step, and what it could be at best")
     left.set_xlim(right=3 * max(row["trl"]["seconds"] for row in table))
-    left.legend(loc="lower right")
+    left.legend(loc="upper right")
     points, slope, start, _ = linear_fit(results)
     tokens = [x for x, _ in points]
     right.plot([0, max(tokens)], [start, start + slope * max(tokens) / 1000], color=GREY, linestyle="--", linewidth=1.5)

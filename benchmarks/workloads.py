@@ -50,9 +50,10 @@ class Point:
 
 
 GRID = (
-    Point(4, 8, 45, 6, seconds=140, why="the laptop task's sizes"),
+    Point(4, 8, 45, 6, seconds=140, why="the laptop task's prompts"),
     Point(4, 4, 45, 6, why="smaller groups"),
     Point(4, 16, 45, 6, why="larger groups"),
+    Point(16, 8, 45, 6, seconds=60, why="the laptop run's batch"),
     Point(4, 8, 45, 64, why="longer replies"),
     Point(2, 8, 250, 6, why="longer prompts"),
     Point(2, 16, 250, 6, why="longer prompts, larger groups"),

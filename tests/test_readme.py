@@ -92,5 +92,5 @@ def test_the_readme_quotes_the_recorded_runs():
     runs = [read_run(ROOT / "data" / "runs" / f"laptop-{seed}") for seed in range(3)]
     (before,), first, second, third = {run.before.correct for run in runs}, *(run.after.correct for run in runs)
     minutes = round(sum(run.minutes for run in runs) / 3)
-    told = f"from {before} of 200 held-out sums to {first}, {second} and {third}, in {minutes} minutes of training"
+    told = f"from {before} of 200 held-out problems to {first}, {second} and {third}, in {minutes} minutes of training"
     assert told in " ".join(README.split())

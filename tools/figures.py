@@ -26,7 +26,7 @@ def draw() -> None:
         {"GRPO": [list(curve.values()) for curve in curves]},
         x=list(curves[0]),
         band="range",
-        ylabel="solved, of 200 problems",
+        ylabel="share of 200 problems solved",
         title="Sums and differences of 0–20, never trained on",
     )
     ax.set_ylim(0, 1)
