@@ -133,3 +133,12 @@ def test_names_in_the_notation_are_names_of_the_library():
     rows = [line.split(" | ")[1] for line in notation.__doc__.splitlines() if line.startswith("| $")]
     names = {name.removesuffix("()").rpartition(".")[2] for row in rows for name in re.findall(r"`([\w.()]+)`", row)}
     assert {"rewards", "objective", "context", "rollout_log_probs"} <= names <= known
+
+
+def test_lesson_00_shows_the_present_index_and_every_exercise():
+    cells = nbformat.read(ROOT / "notebooks" / "00_start_here.ipynb", as_version=4).cells
+    shown = {cell.source: cell.outputs[0].data for cell in cells if cell.source in ("index_table()", "progress()")}
+    assert shown["index_table()"]["text/markdown"] == str(index_table()), "execute lesson 00 again"
+    table = shown["progress()"]["text/plain"]
+    assert f"0 of {len(registry)} exercises" in table
+    assert re.findall(r"^ *(\d\d\.\d+) ", table, flags=re.MULTILINE) == sorted(registry)

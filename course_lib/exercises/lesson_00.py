@@ -14,7 +14,8 @@ def better_than_average(rewards):
     """How much better than the mean of its group each response scored.
 
     rewards: tensor (G,), one reward a response
-    returns: tensor (G,), reward minus the mean reward
+    returns: tensor (G,), above 0 where a response beat the mean, 0 where it equals it; one success among
+        four failures beat it by 0.8
     """
     raise NotImplementedError
 ''',
@@ -27,7 +28,7 @@ def better_than_average(rewards):
     return rewards - rewards.mean()
 """,
         explanation="What is left says which responses to make more likely and which less. The values of "
-        "a group always sum to 0.",
+        "a group always sum to 0: what some gain, others lose.",
         cases=(
             Case(([1.0, 0.0, 0.0, 1.0],), [0.5, -0.5, -0.5, 0.5], "two of four right"),
             Case(([1.0, 0.0, 0.0, 0.0],), [0.75, -0.25, -0.25, -0.25], "one of four right"),
@@ -70,6 +71,36 @@ def better_than_average(rewards):
     return rewards / rewards.mean()
 """,
                 "You divide by the mean. The question is how far above it, not how many times as large.",
+            ),
+            Mistake(
+                """
+def better_than_average(rewards):
+    return (rewards - rewards.mean()) / rewards.std(correction=0).clamp(min=1e-9)
+""",
+                "You also divide by the standard deviation. That is GRPO's next step (exercise 05.1); only subtract.",
+            ),
+            Mistake(
+                """
+def better_than_average(rewards):
+    return (rewards - rewards.mean()) / rewards.std().nan_to_num(1).clamp(min=1e-9)
+""",
+                "You also divide by the sample standard deviation (G − 1). GRPO divides too (05.1); only subtract.",
+            ),
+            Mistake(
+                """
+def better_than_average(rewards):
+    others = (rewards.sum() - rewards) / max(len(rewards) - 1, 1)
+    return rewards - others
+""",
+                "You subtract the mean of the *other* responses. That is leave-one-out, of lesson 03; here take the "
+                "mean of the whole group.",
+            ),
+            Mistake(
+                """
+def better_than_average(rewards):
+    return (rewards > rewards.mean()) * 1.0
+""",
+                "You say whether a reward lies above the mean. Asked for is how far above it, or below.",
             ),
         ),
         alternatives=(

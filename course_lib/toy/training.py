@@ -1,6 +1,7 @@
 """Training a policy one can enumerate: every curve is exact, not an average of samples."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -115,6 +116,18 @@ def ascend(
     return _run(policy, learner, update, steps, groups, group_size, seed, on_step)
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Tensors of a few numbers are slower on several threads, and many times so where other programs run as well."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@_one_thread()
 def _run(
     start: EnumerablePolicy,
     learner: EnumerablePolicy,
