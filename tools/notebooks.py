@@ -101,7 +101,7 @@ def execute(path: Path) -> NotebookNode:
     from traitlets.config import Config
 
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(
+    client = NotebookClient(
         notebook,
         kernel_name="python3",
         timeout=1800,
@@ -109,7 +109,10 @@ def execute(path: Path) -> NotebookNode:
         store_widget_state=False,
         config=Config(KernelManager={"transport_encryption": "auto"}),
         resources={"metadata": {"path": str(path.parent)}},
-    ).execute(env=os.environ | {"COURSE_STORED": "1"})  # plots.turn: a picture where a reader gets sliders
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        progress = str(Path(scratch) / "progress.json")  # a reader's page shows no maintainer's progress
+        client.execute(env=os.environ | {"COURSE_STORED": "1", "COURSE_PROGRESS": progress})  # plots.turn: no sliders
     return normalise(notebook)
 
 
