@@ -37,8 +37,8 @@ def add_task_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reward", choices=sorted(REWARDS), help="default: lenient-number; arithmetic: first-integer")
     parser.add_argument(
         "--level", type=_levels, default=(2,), metavar="N[,N...]",
-        help="level of the arithmetic task, 1 to 5 (default: 2); several, as in 2,3, come one after the other, an equal "
-        "part of the run each, with the exam of the last",
+        help="level of the arithmetic task, 1 to 5 (default: 2); several, as in 2,3, come in turn, an equal part of "
+        "the run each, with the exam of the last",
     )  # fmt: skip
     parser.add_argument("--show", type=int, default=6, metavar="N", help="replies to print (default: 6)")
 
