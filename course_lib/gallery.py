@@ -331,7 +331,7 @@ GALLERY: dict[str, Failure] = {
     ),
     "length growth": Failure(
         metric="reply_tokens",
-        faulty=lambda: enumerate_run(guesser(), grpo("sequence-mean"), learning_rate=2.0, groups=16, every=8),
+        faulty=lambda: enumerate_run(guesser(), grpo("sequence-mean"), learning_rate=1.0, groups=16, every=8),
         fixed=lambda: enumerate_run(guesser(), grpo("token-mean"), learning_rate=1.0, groups=16, every=8),
         symptom="reply_tokens climbs while the reward stands still.",
         cause="Divided by its own length, a wrong reply is punished less per token the longer it is.",
@@ -351,8 +351,8 @@ GALLERY: dict[str, Failure] = {
         fixed=lambda: enumerate_run(
             coin_judge(), grpo(reference=coin_judge(), beta=0.5), learning_rate=8.0, groups=2
         ),
-        symptom="kl grows from step to step and the reward does not.",
-        cause="The reward is noise. Divided by its own size, it makes full steps in random directions.",
+        symptom="kl grows and the reward does not.",
+        cause="The reward is noise. Divided by its std, noise makes steps of full size, in random directions.",
         remedy="A KL penalty, a lower learning rate, and above all a reward that means something.",
     ),
     "mask off by one": Failure(
@@ -368,7 +368,8 @@ GALLERY: dict[str, Failure] = {
         faulty=lambda: enumerate_run(rambler(), grpo(unmasked=2), learning_rate=6.0),
         fixed=lambda: enumerate_run(rambler(), grpo(), learning_rate=6.0),
         symptom="truncated climbs with the reward: right replies no longer end.",
-        cause="Masked by id: padding and end of sequence are one token, so the end of a right reply is never trained.",
+        cause="Masked by id: padding and end of sequence are one token. The end of a right reply is never trained, all "
+        "its other tokens are pushed up, and so the end goes down.",
         remedy="Mask by place, not by id: the first end-of-sequence token belongs to the reply.",
     ),
     "two temperatures": Failure(
@@ -391,9 +392,10 @@ GALLERY: dict[str, Failure] = {
         metric="loss",
         faulty=lambda: train(PonderingTask(), BaselineOverSteps, mode="trajectory-mean", max_new_tokens=1, steps=12),
         fixed=lambda: train(PonderingTask(), mode="trajectory-mean", max_new_tokens=1, steps=12),
-        symptom="With one vote a trajectory, the loss of a first pass is minus their mean advantage. It is not 0.",
-        cause="A trajectory of three calls counts three times in the mean it is compared with.",
-        remedy="Mean and std over trajectories; its calls then share their trajectory's advantage.",
+        symptom="The loss of a first pass, each trajectory counted once, is minus their mean advantage. It is not 0.",
+        cause="An agent answers in up to three calls (lesson 07). In a mean over calls, one of three counts three "
+        "times, so the baseline is not the mean over trajectories.",
+        remedy="Mean and std over trajectories; the calls then share their trajectory's advantage.",
     ),
 }  # fmt: skip
 """Name to failure."""

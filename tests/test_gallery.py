@@ -45,14 +45,14 @@ def test_dead_groups():
 def test_a_lenient_parser():
     bad, good = runs("a lenient parser")
     assert late(bad["reward"]) > 0.6 and late(bad["exam_gap"]) > max(0.35, early(bad["exam_gap"]) + 0.1)
-    assert late(bad["reply_tokens"]) > 5.8
+    assert late(bad["reply_tokens"]) > 5.5
     assert abs(late(good["exam_gap"])) < 0.2
 
 
 def test_length_growth():
     bad, good = runs("length growth")
     assert bad["reply_tokens"][-1] > bad["reply_tokens"][0] + 0.8
-    assert abs(good["reply_tokens"][-1] - good["reply_tokens"][0]) < 0.1
+    assert abs(good["reply_tokens"][-1] - good["reply_tokens"][0]) < 0.2
     assert all(0.32 < reward < 0.34 for run in (bad, good) for reward in run["reward"])
 
 
@@ -65,7 +65,7 @@ def test_entropy_collapse():
 
 def test_kl_blow_up():
     bad, good = runs("KL blow-up")
-    assert late(bad["kl"]) > 1.5 and max(good["kl"]) < 0.3
+    assert late(bad["kl"]) > max(0.5, 4 * late(good["kl"])) and max(good["kl"]) < 0.4
     assert bad["reward"] == pytest.approx([0.5] * 13) and good["reward"] == pytest.approx([0.5] * 13)
 
 

@@ -39,25 +39,25 @@ EXERCISES = (
         kind="predict",
         tolerance=0.05,
         stub="""
-# A prompt is answered right with probability p = 0.9, and groups have G = 8 responses. Groups in which all
+# A prompt is answered right with probability p = 0.4, and groups have G = 4 responses. Groups in which all
 # are right or all are wrong are thrown away. How many responses have to be sampled, on average, for one group
 # that is kept?
 responses = None
 """,
         hints=(
-            "A group is thrown away with probability 0.9⁸ + 0.1⁸. What is the probability that it is kept?",
-            "If a try succeeds with probability u, one needs 1/u tries on average. A try costs 8 responses.",
+            "A group is thrown away with probability 0.4⁴ + 0.6⁴. What is the probability that it is kept?",
+            "If a try succeeds with probability u, one needs 1/u tries on average. A try costs 4 responses.",
         ),
-        solution=14.047,
-        explanation="0.9⁸ + 0.1⁸ = 0.4305, so a group is kept with probability 0.5695: 1.756 groups, "
-        "8/0.5695 = 14.05 responses. At p = 0.5 it would be 8.06, at p = 0.99 it is 103.6.",
+        solution=4.735,
+        explanation="0.4⁴ + 0.6⁴ = 0.1552, so a group is kept with probability 0.8448: 1.184 groups, "
+        "4/0.8448 = 4.735 responses. With groups of 8 it is 14.05 at p = 0.9, and 103.6 at p = 0.99.",
         mistakes=(
-            Mistake(18.585, "You divided by the share that is thrown away. One waits for a group that is kept."),
-            Mistake(1.756, "This is the number of groups. Each costs eight responses."),
-            Mistake(8.0, "You counted only the groups in which all are wrong. With p = 0.9 the others are the many."),
-            Mistake(4.556, "You multiplied by the share that is kept. The rarer a kept group, the more is sampled."),
-            Mistake(12.38, "You have 8 · (1 + 0.43 + …) with one try too few or cut off: the number of tries is 1/u."),
-            Mistake(3.444, "This is the share that is thrown away times eight, not the number of responses sampled."),
+            Mistake(25.773, "You divided by the share that is thrown away. One waits for a group that is kept."),
+            Mistake(1.184, "This is the number of groups. Each costs four responses."),
+            Mistake(4.596, "You threw away only the groups in which all are wrong. All right is as silent."),
+            Mistake(4.105, "You threw away only the groups in which all are right. All wrong is as silent."),
+            Mistake(3.379, "You multiplied by the share that is kept. The rarer a kept group, the more is sampled."),
+            Mistake(0.621, "This is the share that is thrown away times four, not the number of responses sampled."),
         ),
     ),
     Exercise(
@@ -241,6 +241,33 @@ def dynamic_sampling(rewards, group_ids, wanted):
 """,
                 "You take rows that stand next to each other for a group. Find the members by their id.",
             ),
+            Mistake(
+                """
+def dynamic_sampling(rewards, group_ids, wanted):
+    keep, found = torch.zeros_like(rewards), 0
+    size = int((group_ids == group_ids[0]).sum())
+    for start in range(0, len(rewards), size):
+        r = rewards[start:start + size]
+        if found < wanted and r.max() - r.min() > 1e-6:
+            keep[start:start + size] = 1
+            found += 1
+    return keep
+""",
+                "You cut the rows into pieces of one size. Groups can differ in size and stand anywhere.",
+            ),
+            Mistake(
+                """
+def dynamic_sampling(rewards, group_ids, wanted):
+    keep, found = torch.zeros_like(rewards), 0
+    for g in dict.fromkeys(group_ids.tolist()):
+        r = rewards[group_ids == g]
+        if found < wanted and r.max() - r.min() > 1e-6:
+            keep[group_ids == g] = 1
+            found += 1
+    return keep * rewards
+""",
+                "You return the rewards of what is kept. Wanted is which responses are kept: 1 or 0 for each.",
+            ),
         ),
         alternatives=(
             """
@@ -283,7 +310,7 @@ def importance_weights(trainer_log_probs, rollout_log_probs, mask, cap, level):
 
     trainer_log_probs: tensor (B, T), log π_old of the sampled tokens, by the trainer's model
     rollout_log_probs: tensor (B, T), the same by the engine that sampled them
-    mask: tensor (B, T) of 0 and 1; what stands under a 0 means nothing
+    mask: tensor (B, T) of 0 and 1; what stands under a 0 is finite and means nothing
     cap: number > 0
     level: "token"     w is the token's own π_old / π_rollout
            "sequence"  w is the product over the response's tokens, the same for all of them
@@ -305,7 +332,7 @@ def importance_weights(trainer_log_probs, rollout_log_probs, mask, cap, level):
 """,
         explanation="The token was drawn from the engine's distribution and shall count as if drawn from "
         "the trainer's. The sequence weight is unbiased before the cap and varies more the longer the response; "
-        "the token weight ignores how likely the tokens before were, and hardly varies.",
+        "the token weight ignores that the tokens before and after were drawn by the engine too, and hardly varies.",
         cases=(
             Case(
                 ([[math.log(0.5), math.log(0.2)]], [[math.log(0.25), math.log(0.4)]], [[1, 1]], 4.0, "token"),
@@ -418,6 +445,17 @@ def importance_weights(trainer_log_probs, rollout_log_probs, mask, cap, level):
 """,
                 "You return the log of the ratio; the exp is missing.",
             ),
+            Mistake(
+                """
+def importance_weights(trainer_log_probs, rollout_log_probs, mask, cap, level):
+    d = (trainer_log_probs - rollout_log_probs) * mask
+    d = d.sum(1, keepdim=True) if level == "sequence" else d
+    w = d.exp() * mask
+    return torch.where(w > cap, 0, w)
+""",
+                "You drop what weighs more than the cap. That is a rule of its own, TRL's sequence_mask; a truncated "
+                "weight stays, and counts as much as the cap.",
+            ),
         ),
         alternatives=(
             """
@@ -454,8 +492,7 @@ def importance_weights(trainer_log_probs, rollout_log_probs, mask, cap, level):
         difficulty=2,
         kind="choose",
         stub="""
-# Run A: the reward rises, but slowly. sampler_mismatch is about 0.4 in the first step and stays there.
-# What is wrong?
+# What is wrong with run A?
 #   A  the sampler still has the weights of an earlier step
 #   B  the learning rate is too high
 #   C  replies are sampled at one temperature and scored at another
@@ -466,7 +503,7 @@ choice = None
 """,
         hints=(
             "Before the first update nothing has been learnt. What can differ between sampler and trainer then?",
-            "It does not grow, so it does not come from learning. It is 0.4 nats a token: is that rounding?",
+            "sampler_mismatch stays, so it does not come from learning. It is 0.4 nats a token: is that rounding?",
         ),
         solution="C",
         explanation="Sampled at 0.6, scored at 1. The two distributions differ by a fixed transform, so the "
@@ -474,9 +511,9 @@ choice = None
         mistakes=(
             Mistake("A", "In the first step there are no earlier weights: the mismatch would start at 0 and grow."),
             Mistake("B", "Too large steps show in ratios, KL and entropy. Before the first step they can do nothing."),
-            Mistake("D", "Rounding gives about 0.01 a token. This is forty times as much."),
+            Mistake("D", "Rounding to bfloat16 made 0.04 a token in section 3. This is ten times as much."),
             Mistake("E", "Dead groups show in dead_groups, and they have no mismatch: nothing of them is scored."),
-            Mistake("F", "What is masked out is not compared, so it adds nothing to the mismatch. Look at truncated."),
+            Mistake("F", "What is masked out is not compared, so it cannot be what makes sampler_mismatch large."),
         ),
     ),
     Exercise(
@@ -486,8 +523,7 @@ choice = None
         difficulty=2,
         kind="choose",
         stub="""
-# Run B: sampler_mismatch is 0 in the first step, grows for a few steps, falls back to 0, and grows again.
-# What is wrong?
+# What is wrong with run B?
 #   A  the sampler gets the new weights every few steps only
 #   B  replies are sampled at one temperature and scored at another
 #   C  the mask is off by one token
@@ -498,11 +534,12 @@ choice = None
 """,
         hints=(
             "What is different between the steps in which the mismatch is 0 and the others?",
-            "It grows with what has been learnt since, and something sets it back.",
+            "sampler_mismatch grows with what has been learnt since, and something sets it back.",
         ),
         solution="A",
-        explanation="The replies of a step come from the weights of up to seven steps before. With truncated "
-        "importance weights the gradient is nearly right, and with every step it is a noisier one.",
+        explanation="The replies of a step come from the weights of up to seven steps before. The trainer weighs each "
+        "token by min(π_old/π_rollout, 2), which mends what a small mismatch does. Here it reaches 0.5 to 1.2 nats a "
+        "token in each round.",
         mistakes=(
             Mistake("B", "Another temperature is there from the first step on, and nothing sets it back to 0."),
             Mistake("C", "A wrong mask compares the wrong tokens in every step, the first included."),
@@ -511,7 +548,7 @@ choice = None
                 "With the right weights on both sides, even large steps leave the mismatch at 0: it compares the "
                 "sampler with the trainer before the update, not the trainer with itself.",
             ),
-            Mistake("E", "Rounding is there in every step, and about 0.01."),
+            Mistake("E", "Rounding is there in every step, the first included, and far smaller: 0.04 in section 3."),
             Mistake("F", "The reference does not take part in sampler_mismatch. An old one shows in kl."),
         ),
     ),
@@ -522,8 +559,7 @@ choice = None
         difficulty=2,
         kind="choose",
         stub="""
-# Run C: the reward climbs towards 1, where the healthy run stays at what guessing earns. On the strict exam
-# both stay at that. What is wrong?
+# What is wrong with run C?
 #   A  each reply's loss is divided by its own length
 #   B  the end-of-sequence tokens are masked out
 #   C  the learning rate is too high, and entropy has collapsed
@@ -534,7 +570,7 @@ choice = None
 """,
         hints=(
             "Reward and exam read the same replies. How can they disagree?",
-            "The task has four answers, and a reply has room for six words.",
+            "One of four letters is right, and a reply has room for six words. What can one do with them?",
         ),
         solution="D",
         explanation="The policy lists all four letters, and the right one is among them. An exam that the reward "
@@ -542,7 +578,7 @@ choice = None
         mistakes=(
             Mistake("A", "That makes wrong replies longer. It does not raise the reward."),
             Mistake("B", "Then right replies do not end, but what they say first is still judged by the same rule."),
-            Mistake("C", "A collapse keeps the reward below its best. Here it is at its best, by its own measure."),
+            Mistake("C", "A collapse holds the reward where it was. Here it climbs, and the exam does not follow."),
             Mistake(
                 "E",
                 "A penalty would slow this down, as it slows everything. It is not why reward and exam disagree.",
