@@ -1,10 +1,13 @@
 """How the mathematics reads its inputs: one set of checks, one dtype rule, one treatment of masked tokens."""
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence, Sized
 from typing import Any
 
 import torch
 from torch import Tensor
+
+COLDEST = 1e-6
 
 
 def require(holds: bool, name: str, expected: str, got: object) -> None:
@@ -22,26 +25,47 @@ def require_count(name: str, values: Sized, count: int, each: str) -> None:
 
 
 def require_choice(name: str, value: object, choices: Iterable[str]) -> None:
-    require(value in choices, name, "one of " + ", ".join(f'"{c}"' for c in choices), repr(value))
+    good = isinstance(value, str) and value in choices
+    require(good, name, "one of " + ", ".join(f'"{c}"' for c in choices), f"{value!r:.80}")
 
 
-def require_number(name: str, value: Any, expected: str, holds: Callable[[float], bool]) -> None:
-    """`holds` is a chain of comparisons, so NaN fails it; what is no number at all fails too."""
+def require_number(name: str, value: Any, expected: str, holds: Callable[[float], bool]) -> float:
+    """The value as a float. `holds` is a chain of comparisons, so NaN fails it; what is no number at all fails too."""
     try:
-        good = holds(float(value))
-    except (TypeError, ValueError):
-        good = False
-    require(good, name, expected, repr(value))
+        number = math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        number = math.nan
+    require(holds(number), name, expected, f"{value!r:.80}")
+    return number
+
+
+def within(dtype: torch.dtype, number: float) -> float:
+    """The number, or inf where the dtype does not reach so far: torch refuses 1e300 for float32, and takes inf."""
+    return number if abs(number) <= torch.finfo(dtype).max else math.copysign(math.inf, number)
+
+
+def require_temperature(value: Any) -> float:
+    """Of softmax(logits / T), and not so small that logits / T would overflow."""
+    temperature = require_number("temperature", value, "a finite number > 0", lambda t: 0 < t < math.inf)
+    require(temperature >= COLDEST, "temperature", f"at least {COLDEST:g}", value)
+    return temperature
+
+
+def require_finite(name: str, result: Tensor) -> Tensor:
+    """What comes out of finite numbers can be too large for its dtype: then the argument was."""
+    require(bool(result.isfinite().all()), name, f"values whose result is finite in {result.dtype}", "larger ones")
+    return result
 
 
 def as_tensor(name: str, value: Any) -> Tensor:
     """A tensor of real numbers; a tensor comes back as it is."""
     try:
         tensor = torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(f"{name}: expected numbers or a tensor of numbers, got {value!r:.80}") from error
     require(not tensor.is_complex(), name, "real numbers", tensor.dtype)
-    return tensor
+    # torch can store these, and compare or sum them it cannot. Token ids are often kept as uint16.
+    return tensor.long() if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64) else tensor
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:

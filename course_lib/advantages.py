@@ -5,7 +5,7 @@ its variance. Here b comes from the responses of the group (GRPO, RLOO) or from 
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -20,6 +20,7 @@ from course_lib._tensors import (
     require,
     require_choice,
     require_count,
+    require_finite,
     require_number,
     require_shape,
 )
@@ -73,17 +74,18 @@ def group_relative_advantages(
         tensor([ 1., -1.,  0.])
     """
     require_choice("scale", scale, ("std", "none"))
-    require(ddof in (0, 1), "ddof", "0 (population std) or 1 (sample std)", repr(ddof))
-    require_number("eps", eps, "a finite number ≥ 0", lambda e: 0 <= e < float("inf"))
+    ddof = require_number("ddof", ddof, "0 (population std) or 1 (sample std)", lambda d: d in (0, 1))
+    eps = require_number("eps", eps, "a finite number ≥ 0", lambda e: 0 <= e < float("inf"))
     groups = _group(rewards, group_ids, missing)
     deviation = groups.deviation
     if scale == "std":
         # In units of the group's range, squares can neither underflow nor overflow.
         span = torch.where(groups.informative, groups.span, 1)
-        variance = groups.total((deviation / span).square()) / (groups.size - ddof).clamp(min=1)
+        deviation = groups.in_units(span).deviation
+        variance = groups.total(deviation.square()) / (groups.size - ddof).clamp(min=1)
         std = torch.where(groups.informative, variance, 1).sqrt()
         # eps as a tensor: a Python number over a tensor is taken as eps · (1 / span), and 0 · inf is NaN.
-        deviation = deviation / span / (std + span.new_tensor(eps) / span)
+        deviation = deviation / (std + span.new_tensor(eps) / span)
     return groups.to_rows(torch.where(groups.informative, deviation, 0))
 
 
@@ -176,8 +178,11 @@ def efficiency_advantages(costs: Rewards, successes: Tensor | Sequence[float | b
     wrong = solved & ~((costs >= 0) & costs.isfinite())
     require(not wrong.any(), "costs", "a finite number ≥ 0 for every success", costs[wrong][:1].tolist())
     groups = _group(torch.where(solved, costs, float("nan")), group_ids, "ignore", "costs")
-    mean = torch.where(groups.informative, groups.total(groups.rewards) / groups.size, 1)
-    saved = (-groups.deviation / mean).clamp(-1, 1)
+    # In units of about the dearest one, so that the mean of tiny costs does not become 0; a power of two costs no digit.
+    dearest = torch.where(groups.informative, groups.extreme("amax"), 1)
+    scaled = groups.in_units(torch.ldexp(torch.ones_like(dearest), dearest.frexp().exponent - 1))
+    mean = torch.where(groups.informative, scaled.total(scaled.rewards) / groups.size, 1)
+    saved = (-scaled.deviation / mean).clamp(-1, 1)
     return groups.to_rows(torch.where(groups.informative, saved, 0))
 
 
@@ -211,8 +216,8 @@ def generalized_advantages(
         >>> generalized_advantages(r, v, torch.tensor([[1, 0, 0, 1]]))
         (tensor([[0.4800, 0.0000, 0.0000, 0.4000]]), tensor([[0.9800, 0.0000, 0.0000, 1.0000]]))
     """
-    require_number("gamma", gamma, "a number in [0, 1]", lambda g: 0 <= g <= 1)
-    require_number("lam", lam, "a number in [0, 1]", lambda w: 0 <= w <= 1)
+    gamma = require_number("gamma", gamma, "a number in [0, 1]", lambda g: 0 <= g <= 1)
+    lam = require_number("lam", lam, "a number in [0, 1]", lambda w: 0 <= w <= 1)
     active, rewards, values = read_tokens(mask, rewards=rewards, values=values)
     advantage = next_value = values.new_zeros(len(values))
     columns = []
@@ -222,7 +227,7 @@ def generalized_advantages(
         next_value = torch.where(now, value, next_value)
         columns.append(torch.where(now, step, 0))
     advantages = torch.stack(columns[::-1], dim=1) if columns else values
-    return advantages, advantages + values
+    return advantages, require_finite("rewards, values", advantages + values)
 
 
 @dataclass(frozen=True)
@@ -258,6 +263,10 @@ class _Groups:
         """r − mean(r), measured from the smallest reward so that a large common offset costs no digits."""
         above = self.rewards - self.extreme("amin")
         return above - self.total(above) / self.size
+
+    def in_units(self, unit: Tensor) -> "_Groups":
+        """The same groups, each reward divided by the unit of its group."""
+        return replace(self, rewards=self.rewards / unit)
 
     def to_rows(self, values: Tensor) -> Tensor:
         return values.new_zeros(len(self.present)).masked_scatter(self.present, values)

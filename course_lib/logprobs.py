@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from course_lib._tensors import as_tensor, compute_dtype, require, require_number, require_shape
+from course_lib._tensors import as_tensor, compute_dtype, require, require_shape, require_temperature
 from course_lib.tree import TokenTree, build_tree
 
 # Logits worked on at a time. It bounds the temporary memory: 16 MiB in float32.
@@ -46,13 +46,13 @@ def token_log_probs(logits: Tensor, tokens: Tensor, *, temperature: float = 1.0)
         >>> round(token_log_probs(logits, tokens, temperature=0.6).item(), 4)
         -0.0351
     """
-    _check_logits(logits, temperature)
+    logits, temperature = _check_logits(logits, temperature)
     tokens = _check_ids("tokens", tokens)
     require_shape("tokens", tokens, logits.shape[:-1], "(B, T), that of logits without V")
     last = logits.shape[-1] - 1
     outside = tokens[(tokens < 0) | (tokens > last)]
     require(len(outside) == 0, "tokens", f"ids from 0 to V − 1 = {last}", outside[:1].tolist())
-    return _TokenLogProbs.apply(logits, tokens.to(logits.device), float(temperature))
+    return _TokenLogProbs.apply(logits, tokens.to(logits.device), temperature)
 
 
 def token_entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -72,7 +72,7 @@ def token_entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
         >>> round(token_entropy(torch.zeros(1, 1, 4)).item(), 4)  # log 4
         1.3863
     """
-    _check_logits(logits, temperature)
+    logits, temperature = _check_logits(logits, temperature)
     return torch.cat([_entropy(_log_softmax(part, temperature)) for part in _parts(logits)], dim=-1)
 
 
@@ -150,8 +150,7 @@ def score_tokens(
     if not tokens.shape == attention_mask.shape == mask.shape or tokens.dim() != 2:
         shapes = ", ".join(str(tuple(x.shape)) for x in (tokens, attention_mask, mask))
         raise ValueError(f"tokens, attention_mask, mask: expected one shape (B, T), got {shapes}")
-    if temperature <= 0:
-        raise ValueError(f"temperature: expected a number > 0, got {temperature}")
+    temperature = require_temperature(temperature)
     scored, present = mask.bool(), attention_mask.bool()
     if (scored & ~present).any() or scored[:, :1].any():
         raise ValueError(
@@ -384,10 +383,11 @@ def _parts(logits: Tensor) -> Iterator[Tensor]:
     yield from logits.split(_columns(logits), dim=-2)
 
 
-def _check_logits(logits: Tensor, temperature: float) -> None:
+def _check_logits(logits: Any, temperature: Any) -> tuple[Tensor, float]:
+    logits = as_tensor("logits", logits)
     floats = logits.ndim >= 2 and logits.is_floating_point()
     require(floats, "logits", "floats of shape (B, T, V)", _kind(logits))
-    require_number("temperature", temperature, "a finite number > 0", lambda t: 0 < t < float("inf"))
+    return logits, require_temperature(temperature)
 
 
 def _check_ids(name: str, ids: Any) -> Tensor:

@@ -23,13 +23,17 @@ from course_lib._tensors import (
     require,
     require_choice,
     require_count,
+    require_finite,
     require_number,
     require_shape,
+    within,
 )
 
 Level = Literal["token", "sequence"]
 Estimator = Literal["k1", "k2", "k3"]
 Mode = Literal["token-mean", "sequence-mean", "sequence-sum", "fixed-length", "trajectory-mean"]
+LEVELS = ("token", "sequence")
+ESTIMATORS = ("k1", "k2", "k3")
 MODES = ("token-mean", "sequence-mean", "sequence-sum", "fixed-length", "trajectory-mean")
 
 # Where k3 turns from e^x − 1 − x into its tangent.
@@ -87,17 +91,18 @@ def clipped_surrogate(
         >>> clipped_surrogate(new, old, torch.tensor([1.0]), torch.ones(1, 2))
         tensor([[-1.2000, -0.5000]])
     """
-    for name, value in (("clip_low", clip_low), ("clip_high", clip_high)):
-        require_number(name, value, "a number ≥ 0", lambda c: c >= 0)
+    clip_low = require_number("clip_low", clip_low, "a number ≥ 0", lambda c: c >= 0)
+    clip_high = require_number("clip_high", clip_high, "a number ≥ 0", lambda c: c >= 0)
     if dual_clip is not None:
-        require_number("dual_clip", dual_clip, "a finite number > 1 or None", lambda c: 1 < c < math.inf)
+        dual_clip = require_number("dual_clip", dual_clip, "a finite number > 1 or None", lambda c: 1 < c < math.inf)
     active, new, old, advantages = _read_policy(log_probs, old_log_probs, advantages, mask)
     ratio = _policy_ratio(new, old, active, ratio_level)
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    clipped = ratio.clamp(within(ratio.dtype, 1 - clip_low), within(ratio.dtype, 1 + clip_high))
     loss = torch.maximum(-ratio * advantages, -clipped * advantages)
     if dual_clip is not None:
-        loss = torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
-    return torch.where(active, loss, 0)
+        bound = -within(ratio.dtype, dual_clip) * advantages
+        loss = torch.where(advantages < 0, torch.minimum(loss, bound), loss)
+    return require_finite("log_probs, old_log_probs, advantages", torch.where(active, loss, 0))
 
 
 def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, *, estimator: Estimator = "k3") -> Tensor:
@@ -128,11 +133,11 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, *, estim
         >>> k1.item(), k2.item(), round(k3.item(), 4)
         (1.0, 0.5, 0.3679)
     """
-    require_choice("estimator", estimator, ("k1", "k2", "k3"))
+    require_choice("estimator", estimator, ESTIMATORS)
     active, log_probs, ref = read_tokens(mask, log_probs=log_probs, ref_log_probs=ref_log_probs)
     x = ref.detach() - log_probs
     estimate = {"k1": torch.neg, "k2": lambda x: x.square() / 2, "k3": _k3}[estimator](x)
-    return torch.where(active, estimate, 0)
+    return require_finite("log_probs, ref_log_probs", torch.where(active, estimate, 0))
 
 
 def truncated_importance_weights(
@@ -167,15 +172,15 @@ def truncated_importance_weights(
         >>> truncated_importance_weights(trainer, rollout, torch.ones(1, 2)).tolist()
         [[1.25, 2.0]]
     """
-    require_number("cap", cap, "a number > 0", lambda c: c > 0)
-    require_choice("level", level, ("token", "sequence"))
+    cap = require_number("cap", cap, "a number > 0", lambda c: c > 0)
+    require_choice("level", level, LEVELS)
     active, trainer, rollout = read_tokens(
         mask, trainer_log_probs=trainer_log_probs, rollout_log_probs=rollout_log_probs
     )
     log_ratio = (trainer - rollout).detach()
     if level == "sequence":
         log_ratio = log_ratio.sum(dim=1, keepdim=True)
-    return torch.where(active, _bounded_exp(log_ratio).clamp(max=cap), 0)
+    return torch.where(active, _bounded_exp(log_ratio).clamp(max=within(log_ratio.dtype, cap)), 0)
 
 
 def effective_sample_size(weights: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -276,7 +281,7 @@ def token_weights(
             share = rows
         case "fixed-length":
             whole = "a whole number of tokens ≥ 1 (fixed-length divides by it)"
-            require_number("max_length", max_length, whole, lambda n: n >= 1 and n.is_integer())
+            max_length = require_number("max_length", max_length, whole, lambda n: 1 <= n <= 2**40 and n.is_integer())
             share = rows * int(max_length)
         case "trajectory-mean":
             share = _trajectory_share(lengths, owners)
@@ -305,8 +310,7 @@ def aggregate(per_token: Tensor, weights: Tensor) -> Tensor:
     weights = as_tensor("weights", weights)
     per_token = as_tensor("per_token", per_token)
     require_shape("per_token", per_token, weights.shape, "(B, T), that of weights")
-    _, per_token, weights = read_tokens(weights != 0, per_token=per_token, weights=weights)
-    return (per_token * weights.detach()).sum()
+    return _weighted_sum("per_token", per_token, weights)
 
 
 def reinforce_loss(
@@ -350,9 +354,8 @@ def reinforce_loss(
     """
     mask = as_mask(mask)
     active, log_probs, advantages = read_tokens(mask, log_probs=log_probs, advantages=_spread(advantages, mask))
-    if weights is None:
-        weights = token_weights(active.to(log_probs.dtype), mode, max_length=max_length, owners=owners)
-    return aggregate(-advantages.detach() * log_probs, weights)
+    weights = _own_or_given(weights, active.to(log_probs.dtype), mode, max_length, owners)
+    return _weighted_sum("log_probs, advantages", -advantages.detach() * log_probs, weights)
 
 
 def grpo_loss(
@@ -420,7 +423,10 @@ def grpo_loss(
         >>> report.loss.item(), report.metrics["ratio_mean"], report.metrics["active_tokens"]
         (-1.0, 1.0, 2.0)
     """
-    require_number("beta", beta, "a finite number ≥ 0", lambda b: 0 <= b < math.inf)
+    beta = require_number("beta", beta, "a finite number ≥ 0", lambda b: 0 <= b < math.inf)
+    require_number("importance_cap", importance_cap, "a number > 0", lambda c: c > 0)
+    require_choice("importance_level", importance_level, LEVELS)
+    require_choice("kl_estimator", kl_estimator, ESTIMATORS)
     require(beta == 0 or ref_log_probs is not None, "ref_log_probs", "a tensor, because beta is not 0", None)
     active, new, old, advantages = _read_policy(log_probs, old_log_probs, advantages, mask)
     policy = clipped_surrogate(
@@ -440,19 +446,36 @@ def grpo_loss(
         policy = policy * truncated_importance_weights(old, rollout, active, cap=importance_cap, level=importance_level)
     if ref_log_probs is not None:
         kl = kl_estimate(new, ref_log_probs, active, estimator=kl_estimator)
-    if weights is None:
-        weights = token_weights(active.to(policy.dtype), mode, max_length=max_length, owners=owners)
-    loss = aggregate(policy + beta * kl if beta else policy, weights)
+    weights = _own_or_given(weights, active.to(policy.dtype), mode, max_length, owners)
+    penalty = within(kl.dtype, beta) * kl if beta else 0
+    loss = _weighted_sum("log_probs, advantages, beta", policy + penalty, weights)
     ratio = _policy_ratio(new, old, active, ratio_level)
     metrics = _active_means(
         active,
         ratio_mean=ratio,
-        clip_fraction_low=(advantages < 0) & (ratio < 1 - clip_low),
-        clip_fraction_high=(advantages > 0) & (ratio > 1 + clip_high),
+        clip_fraction_low=((advantages < 0) & (ratio < within(ratio.dtype, 1 - clip_low))).to(ratio.dtype),
+        clip_fraction_high=((advantages > 0) & (ratio > within(ratio.dtype, 1 + clip_high))).to(ratio.dtype),
         kl=kl,
         sampler_mismatch=mismatch,
     )
     return LossReport(loss, metrics)
+
+
+def _own_or_given(
+    weights: Any, active: Tensor, mode: Mode, max_length: int | None, owners: Any
+) -> Tensor:
+    """The weights of the mode, or those that a caller has computed over a larger batch."""
+    if weights is None:
+        return token_weights(active, mode, max_length=max_length, owners=owners)
+    weights = as_tensor("weights", weights)
+    require_shape("weights", weights, active.shape, "(B, T), that of mask")
+    return weights
+
+
+def _weighted_sum(name: str, per_token: Tensor, weights: Tensor) -> Tensor:
+    """`name` is the argument to blame where a value or the sum is not finite."""
+    _, per_token, weights = read_tokens(weights != 0, **{name: per_token}, weights=weights)
+    return require_finite(name, (per_token * weights.detach()).sum())
 
 
 @torch.no_grad()
@@ -475,7 +498,7 @@ def _read_policy(log_probs: Any, old_log_probs: Any, advantages: Any, mask: Any)
 
 def _policy_ratio(log_probs: Tensor, old_log_probs: Tensor, active: Tensor, level: Level) -> Tensor:
     """ρ (B, T); arguments are 0 under the mask."""
-    require_choice("ratio_level", level, ("token", "sequence"))
+    require_choice("ratio_level", level, LEVELS)
     log_ratio = log_probs - old_log_probs
     if level == "sequence":
         mean = log_ratio.sum(dim=1, keepdim=True) / active.sum(dim=1, keepdim=True).clamp(min=1)
@@ -492,7 +515,7 @@ def _k3(x: Tensor) -> Tensor:
     """expm1(x) − x up to the knee, then its tangent; constant where the tangent itself would overflow."""
     slope = math.expm1(K3_KNEE)
     end = torch.finfo(x.dtype).max / slope / 2
-    x = x.clamp(-end, end)
+    x = x.clamp(max=end)
     bent, beyond = x.clamp(max=K3_KNEE), (x - K3_KNEE).relu()  # at the knee clamp has slope 1, relu 0
     # No slope · (x − bent): below the knee its two gradients cancel, and float32 keeps no digit of the rest.
     return bent.expm1() - bent + slope * beyond

@@ -20,6 +20,7 @@ from course_lib._tensors import (
     require,
     require_choice,
     require_count,
+    require_finite,
     require_shape,
 )
 from course_lib.advantages import Missing, group_relative_advantages, leave_one_out_advantages
@@ -55,7 +56,10 @@ class Call:
         object.__setattr__(self, "context", _token_ids("context", self.context))
         object.__setattr__(self, "output", _token_ids("output", self.output))
         if self.log_probs is not None:
-            log_probs = [float(p) for p in self.log_probs]
+            try:
+                log_probs = [float(p) for p in self.log_probs]
+            except (TypeError, ValueError, OverflowError) as error:
+                raise ValueError(f"log_probs: expected numbers, got {self.log_probs!r:.80}") from error
             require_count("log_probs", log_probs, len(self.output), "of output")
             require(all(map(math.isfinite, log_probs)), "log_probs", "finite values", log_probs)
             object.__setattr__(self, "log_probs", log_probs)
@@ -226,6 +230,7 @@ def stepwise_batch(
         advantages = trajectory_advantages(trajectories)
     advantages = as_tensor("advantages", advantages).cpu()
     require_shape("advantages", advantages, [len(trajectories)], "(number of trajectories,)")
+    require_finite("advantages", advantages)
     owned = [(i, s) for i, t in enumerate(trajectories) for s in segments(t, merge_prefixes=merge_prefixes)]
     rows = [s for _, s in owned]
     owners = torch.tensor([i for i, _ in owned], dtype=torch.long)
@@ -251,4 +256,5 @@ def _token_ids(name: str, ids: Iterable[Any]) -> list[int]:
     except TypeError as error:
         raise ValueError(f"{name}: expected token ids (integers), got {ids!r:.80}") from error
     require(min(found, default=0) >= 0, name, "token ids ≥ 0", min(found, default=0))
+    require(max(found, default=0) < 2**63, name, "token ids that int64 holds", f"{max(found, default=0)!r:.30}")
     return found

@@ -14,6 +14,8 @@ from itertools import accumulate, pairwise
 import numpy as np
 import torch
 
+from course_lib._tensors import as_tensor, require, require_number
+
 
 @dataclass(frozen=True)
 class TokenTree:
@@ -80,7 +82,7 @@ def build_tree(sequences: Sequence[Sequence[int]]) -> TokenTree:
         for node in path[common:]:
             ends[node] = size
         new = range(size, size + len(sequence) - common)
-        tokens += sequence[common:]
+        tokens.extend(sequence[common:])  # += would add an array's numbers
         positions += range(common, len(sequence))
         parents += [path[common - 1] if common else -1, *new[:-1]] if new else []
         ends += [0] * len(new)
@@ -88,7 +90,9 @@ def build_tree(sequences: Sequence[Sequence[int]]) -> TokenTree:
         paths[index, : len(path)] = path
     for node in path:
         ends[node] = len(tokens)
-    return TokenTree(*(torch.as_tensor(column) for column in (tokens, positions, parents, ends, paths)))
+    ids = as_tensor("sequences", tokens)
+    require(ids.dtype == torch.long, "sequences", "lists of token ids (integers)", ids.dtype)
+    return TokenTree(ids, *(torch.as_tensor(column) for column in (positions, parents, ends, paths)))
 
 
 def tree_size(sequences: Sequence[Sequence[int]]) -> int:
@@ -124,8 +128,7 @@ def split_rows(sequences: Sequence[Sequence[int]], max_tokens: int) -> list[list
         >>> split_rows([[1, 2, 3], [7, 8], [1, 2, 4], [7, 9]], max_tokens=7)
         [[0, 2, 1, 3]]
     """
-    if max_tokens <= 0:
-        raise ValueError(f"max_tokens: expected a positive number of tokens, got {max_tokens}")
+    max_tokens = require_number("max_tokens", max_tokens, "a positive number of tokens", lambda n: n > 0)
     order, shared = _sorted_with_shared_prefixes(sequences)
     lengths = [len(sequences[index]) for index in order]
     total = [0, *accumulate(length - common for length, common in zip(lengths, shared, strict=True))]
@@ -152,8 +155,12 @@ def split_rows(sequences: Sequence[Sequence[int]], max_tokens: int) -> list[list
 def _sorted_with_shared_prefixes(sequences: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
     """Lexicographic order, which is the trie's depth-first order, and the length of the prefix that each
     sequence shares with the one before it (0 for the first)."""
-    if not sequences or not all(len(sequence) for sequence in sequences):
-        raise ValueError("sequences: expected one or more, each with at least one token, got none or an empty one")
+    try:
+        lengths = [len(sequence) for sequence in sequences]
+    except TypeError:
+        raise ValueError(f"sequences: expected lists of token ids, got {sequences!r:.80}") from None
+    some = bool(lengths) and min(lengths) > 0
+    require(some, "sequences", "one or more, each with at least one token", "none or an empty one")
     order = sorted(range(len(sequences)), key=lambda index: list(sequences[index]))
     shared = [0]
     for left, right in pairwise(order):

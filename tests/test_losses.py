@@ -621,7 +621,7 @@ ONE = torch.ones(1, 2)
         (lambda: grpo_loss(ONE, ONE, [1.0], ONE, beta=-1, ref_log_probs=ONE), "beta: expected a finite number ≥ 0"),
         (lambda: grpo_loss(ONE, ONE, [1.0], ONE, mode="trajectory-mean"), "owners: expected one id a row"),
         (lambda: reinforce_loss(ONE, [1.0], ONE, mode="trajectory-mean"), "owners: expected one id a row"),
-        (lambda: reinforce_loss(ONE, [1.0], ONE, weights=torch.ones(2)), "per_token: expected shape"),
+        (lambda: reinforce_loss(ONE, [1.0], ONE, weights=torch.ones(2)), r"weights: expected shape \(1, 2\)"),
     ],
 )
 def test_errors_name_the_argument_and_what_came(call, message):
