@@ -14,6 +14,7 @@ import torch
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from course_lib._tensors import as_tensor, require, require_shape, require_temperature
 from course_lib.logprobs import run_tree, supports_tree
 from course_lib.models import eos_token_ids
 from course_lib.tasks import Episode
@@ -120,21 +121,40 @@ def draw(logits: torch.Tensor, uniforms: torch.Tensor, temperature: float) -> tu
     Returns:
         tokens (B,) and their log-probabilities (B,) under the distribution drawn from.
 
+    Raises:
+        ValueError: shapes that do not match, a bad temperature, uniforms outside of [0, 1), logits of no distribution.
+
     Example:
         >>> logits = torch.log(torch.tensor([[0.5, 0.25, 0.25]])).repeat(3, 1)
         >>> tokens, log_probs = draw(logits, torch.tensor([0.49, 0.51, 0.76]), temperature=1.0)
         >>> tokens.tolist(), [round(p, 4) for p in log_probs.exp().tolist()]
         ([0, 1, 2], [0.5, 0.25, 0.25])
     """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if temperature == 0:
-        return logits.argmax(-1), logits.new_zeros(len(logits))
+    logits, uniforms = as_tensor("logits", logits), as_tensor("uniforms", uniforms)
+    require(logits.ndim == 2 and logits.shape[1] > 0, "logits", "shape (B, V)", tuple(logits.shape))
+    require_shape("uniforms", uniforms, logits.shape[:1], "(B,), one for each row of logits")
+    logits, uniforms = logits.to(torch.promote_types(logits.dtype, torch.float32)), uniforms.to(logits.device)
+    if isinstance(temperature, int | float) and temperature == 0:
+        tokens = logits.argmax(-1)
+        _require_drawable(uniforms, logits.gather(-1, tokens[:, None])[:, 0])
+        return tokens, logits.new_zeros(len(logits))
+    temperature = require_temperature(temperature)
     log_probs = torch.log_softmax(logits / temperature, dim=-1)
     # Float32 sums of 50,000 probabilities drift by 1e-5 and would favour the last tokens.
-    cumulative = log_probs.double().exp_().cumsum(-1)
+    cumulative = log_probs.to(torch.float64, copy=True).exp_().cumsum(-1)
     points = uniforms.to(cumulative)[:, None] * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, points, right=True).clamp_(max=logits.shape[-1] - 1)
-    return tokens[:, 0], log_probs.gather(-1, tokens)[:, 0]
+    drawn = log_probs.gather(-1, tokens)[:, 0]
+    _require_drawable(uniforms, drawn)
+    return tokens[:, 0], drawn
+
+
+def _require_drawable(uniforms: torch.Tensor, drawn: torch.Tensor) -> None:
+    """NaN or inf among the logits of a row shows in what is drawn from it. One look: each waits for the device."""
+    inside = (uniforms >= 0) & (uniforms < 1)
+    if not (inside & drawn.isfinite()).all():
+        require(bool(inside.all()), "uniforms", "numbers in [0, 1)", uniforms[~inside][:1].tolist())
+        require(False, "logits", "a finite one in every row, no nan and no inf", "others")
 
 
 class _Buffer(DynamicLayer):
