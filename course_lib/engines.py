@@ -44,6 +44,10 @@ PROBE = "Sampling: 12 × 345 = ?\n\tπ_θ — “naïve”"
 """A text on which two tokenizers that differ are unlikely to agree."""
 
 
+NOT_AS_DOCUMENTED = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError)
+"""What reading an answer of another form raises."""
+
+
 class EngineError(ValueError):
     """A server did not do what was asked; the message names its URL, what was expected and what came."""
 
@@ -86,7 +90,7 @@ def _ask_llamacpp(model: str, r: Request) -> tuple[str, dict[str, Any]]:
 
 
 def _read_llamacpp(engine: "Engine", request: Request, answer: Any) -> Reply:
-    tokens, entries = answer["tokens"], answer.get("completion_probabilities", [])
+    tokens, entries = list(answer["tokens"])[: request.max_tokens + 1], answer.get("completion_probabilities", [])
     # With speculative decoding the server reports 1 for what was guessed right: start it without.
     # A token that ends inside a UTF-8 character (a piece of an emoji) is in `tokens` and has no entry. Leaving out
     # such replies would change the distribution, so what they lack is asked for once more.
@@ -304,10 +308,10 @@ class Engine:
         answer = self._post(path, body)
         try:
             reply = dialect.read(self, request, answer)
-            tokens, log_probs = reply.tokens, [float(value) for value in reply.log_probs]
+            tokens, log_probs = list(reply.tokens), [float(value) for value in reply.log_probs]
         except EngineError:
             raise
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+        except NOT_AS_DOCUMENTED as error:
             raise EngineError(
                 f"{self.url}{path}: expected token ids with their log-probabilities, got {_short(answer)} "
                 f"({type(error).__name__}: {error})"
@@ -329,7 +333,7 @@ class Engine:
 
     def _check_ids(self, what: str, ids: list[int]) -> None:
         size = math.inf if self.vocab_size is None else self.vocab_size
-        if wrong := [token for token in ids if not (isinstance(token, int) and 0 <= token < size)]:
+        if wrong := [token for token in ids if not (type(token) is int and 0 <= token < size)]:
             raise EngineError(f"{self.url}: expected token ids from 0 to {size} in {what}, got {wrong[0]!r}")
 
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -360,12 +364,15 @@ def connect(
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"url: expected http://… or https://…, got {url!r}")
     answer = _http(url + "/v1/models", timeout=timeout, api_key=api_key)
-    models = answer.get("data")
-    card = models[0] if isinstance(models, list) and models else {}
-    if (kind := card.get("owned_by")) not in DIALECTS:
+    try:
+        card = answer["data"][0]
+        kind, name, vocab_size = str(card["owned_by"]), str(card["id"]), (card.get("meta") or {}).get("n_vocab")
+        vocab_size = None if vocab_size is None else int(vocab_size)
+    except NOT_AS_DOCUMENTED:
+        kind, vocab_size = "", None
+    if kind not in DIALECTS or (vocab_size is not None and vocab_size < 1):
         raise EngineError(f"{url}/v1/models: expected a model owned by {', '.join(DIALECTS)}, got {_short(answer)}")
-    vocab_size = (card.get("meta") or {}).get("n_vocab")
-    engine = Engine(url, kind, card["id"], vocab_size, timeout, api_key, concurrency)
+    engine = Engine(url, kind, name, vocab_size, timeout, api_key, concurrency)
     if tokenizer is not None:
         engine.check_tokenizer(tokenizer)
     return engine
@@ -510,11 +517,16 @@ def load_recording(path: str | Path) -> Recording:
         >>> load_recording("data/engine_samples/llamacpp.jsonl").about["engine"]  # doctest: +SKIP
         'llama.cpp, Q4_1'
     """
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected UTF-8 text, got {error}") from error
     calls, trainer, before = [], {}, {}
     for number, line in enumerate(lines, start=1):
         try:
-            row = dict(json.loads(line))
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise TypeError("no JSON object")
             if number == 1:
                 about = row
                 continue
@@ -524,8 +536,8 @@ def load_recording(path: str | Path) -> Recording:
             for name, values in row.items():
                 if len(values) != len(call.output):
                     raise ValueError(f"{len(values)} values of {name} for {len(call.output)} tokens")
-                trainer.setdefault(name, []).append(values)
-        except (KeyError, TypeError, ValueError) as error:
+                trainer.setdefault(name, []).append(Call([], call.output, values).log_probs)
+        except (*NOT_AS_DOCUMENTED, RecursionError) as error:
             raise ValueError(
                 f"{path}: expected a recorded call in line {number}, got {_short(line)} ({error})"
             ) from error
@@ -610,14 +622,15 @@ def _http(
         headers["Authorization"] = f"Bearer {api_key}"
     data = None if body is None else json.dumps(body).encode()
     # Engines are asked directly: a proxy from the environment would not find 127.0.0.1.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirection())
     try:
-        with opener.open(urllib.request.Request(url, data, headers), timeout=timeout) as answer:
-            text = answer.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            said = error.read(500).decode(errors="replace")
-        raise EngineError(f"{url}: expected an answer, got error {error.code}: {said}") from error
+        try:
+            with opener.open(urllib.request.Request(url, data, headers), timeout=timeout) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                said = error.read(500).decode(errors="replace")
+            raise EngineError(f"{url}: expected an answer, got error {error.code}: {said}") from error
     except TimeoutError as error:
         raise EngineError(f"{url}: expected an answer within {timeout} s, got none") from error
     except (OSError, HTTPException) as error:
@@ -628,11 +641,20 @@ def _http(
         raise EngineError(f"{url}: expected an answer, got {said}") from error
     try:
         answer = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineError(f"{url}: expected JSON, got {_short(text)}") from error
     if not isinstance(answer, dict):
         raise EngineError(f"{url}: expected a JSON object, got {_short(answer)}")
     return answer
+
+
+class _NoRedirection(urllib.request.HTTPRedirectHandler):
+    """A redirected POST would become a GET without its body, and take the key along to wherever it is sent."""
+
+    def http_error_302(self, *args: Any) -> None:
+        return None  # it is an error like any other
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
 def _short(value: object) -> str:

@@ -248,10 +248,14 @@ class Corpus:
         folder, hops = Path(folder), set(hops)
         documents = [
             Document(row["title"], row["text"], row["facts"])
-            for row in _rows(folder / "documents.jsonl", ("title", "text", "facts"))
+            for row in _rows(folder / "documents.jsonl", {"title": str, "text": str, "facts": dict})
         ]
-        library = Library(documents, json.loads((folder / "searches.json").read_text(encoding="utf-8")))
-        rows = _rows(folder / "questions.jsonl", ("prompt", "answer", "hops", "asked", "held_out"))
+        searches = _json(_text(folder / "searches.json"))
+        if not _names_words(searches):
+            raise ValueError(f"searches.json: expected words for each relation, got {searches!r:.80}")
+        library = Library(documents, searches)
+        kinds = {"prompt": str, "answer": str, "hops": int, "asked": str, "held_out": bool}
+        rows = _rows(folder / "questions.jsonl", kinds)
         split: dict[bool, list[Question]] = {False: [], True: []}
         for row in rows:
             if row["hops"] in hops:
@@ -505,14 +509,34 @@ def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
-def _rows(path: Path, keys: Sequence[str]) -> list[dict[str, Any]]:
-    if not path.exists():
-        raise ValueError(f"folder: expected {path.name} in {path.parent}, found none")
+def _rows(path: Path, kinds: Mapping[str, type]) -> list[dict[str, Any]]:
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            row = json.loads(line)
-            rows.append({key: row[key] for key in keys})
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path.name}, line {number}: expected {', '.join(keys)}, got {line[:80]!r}") from error
+    for number, line in enumerate(_text(path).splitlines(), start=1):
+        row = _json(line)
+        good = isinstance(row, dict) and all(isinstance(row.get(key), kind) for key, kind in kinds.items())
+        if not good or not _names_words(row.get("facts", {})):
+            raise ValueError(f"{path.name}, line {number}: expected {', '.join(kinds)}, got {line[:80]!r}")
+        rows.append({key: row[key] for key in kinds})
+    if not rows:
+        raise ValueError(f"{path.name}: expected at least one row, got none")
     return rows
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ValueError(f"folder: expected {path.name} in {path.parent}, found none") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path.name}: expected UTF-8 text, got {error}") from error
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _names_words(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(words, str) for words in value.values())
