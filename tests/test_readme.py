@@ -94,3 +94,5 @@ def test_the_readme_quotes_the_recorded_runs():
     minutes = round(sum(run.minutes for run in runs) / 3)
     told = f"from {before} of 200 held-out problems to {first}, {second} and {third}, in {minutes} minutes of training"
     assert told in " ".join(README.split())
+    longer = read_run(ROOT / "data" / "runs" / "laptop-long")
+    assert f"A longer run reaches {longer.after.correct} in {longer.minutes:.0f} minutes." in " ".join(README.split())
