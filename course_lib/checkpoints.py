@@ -29,18 +29,21 @@ def checksum(path: Path) -> int:
 def damage(folder: Path) -> str | None:
     """What is wrong with the checkpoint in `folder`, as one clause; None where every file is as it was written."""
     try:
-        expected = json.loads((folder / CHECKSUMS).read_text())
+        expected = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
         if not isinstance(expected, dict) or not expected:
             return f"{CHECKSUMS} lists no files"
-    except FileNotFoundError:
-        return f"{CHECKSUMS} is missing"
-    except ValueError:
+    except OSError as error:
+        return f"{CHECKSUMS} is missing" if isinstance(error, FileNotFoundError) else f"{CHECKSUMS}: {error.strerror}"
+    except (ValueError, RecursionError):
         return f"{CHECKSUMS} is not JSON"
     for name, value in expected.items():
-        if not (folder / name).is_file():
+        try:
+            if checksum(folder / name) != value:
+                return f"{name} does not have the checksum it was written with"
+        except FileNotFoundError:
             return f"{name} is missing"
-        if checksum(folder / name) != value:
-            return f"{name} does not have the checksum it was written with"
+        except (OSError, ValueError) as error:  # a name that no file has, a disk that does not give it
+            return f"{name:.80} cannot be read: {getattr(error, 'strerror', None) or error}"
     return None
 
 
@@ -80,13 +83,13 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], *, kee
             _sync(root)
     except Exception as error:
         shutil.rmtree(partial, ignore_errors=True)
-        if not isinstance(error, OSError) and "No space" not in str(error):
+        if not isinstance(error, OSError) and "os error" not in str(error):  # as safetensors says what the disk did
             raise
         raise CheckpointError(
             f"output_dir: the checkpoint of step {step} could not be written to {root} ({error}); "
             "earlier checkpoints are untouched"
         ) from error
-    for old in sorted(root.glob("step-*"))[:-keep]:
+    for old in _in_order(root)[:-keep]:
         shutil.rmtree(old)
     return final
 
@@ -97,14 +100,20 @@ def newest_good_checkpoint(root: Path, report: Callable[[str], None]) -> Path:
     Raises:
         CheckpointError: there is none.
     """
-    found = sorted(root.glob("step-*"), reverse=True)
-    for folder in found:
+    found = _in_order(root)
+    for folder in reversed(found):
         problem = damage(folder)
         if problem is None:
             return folder
         report(f"checkpoint {folder.name} is damaged ({problem}); looking for the one before it")
-    state = "none that is whole" if found else "no checkpoint"
+    state = "none that is whole" if found else "no checkpoint: there is nothing to go on from"
     raise CheckpointError(f"resume: expected a checkpoint step-* in {root}, found {state}")
+
+
+def _in_order(root: Path) -> list[Path]:
+    """By step. Whoever keeps a checkpoint under a name of their own, such as step-best, keeps it."""
+    steps = {path: path.name.removeprefix("step-") for path in root.glob("step-*")}
+    return sorted((path for path, step in steps.items() if step.isdecimal()), key=lambda path: int(steps[path]))
 
 
 def _sync(path: Path) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from course_lib._tensors import require_number
 from course_lib.costs import model_flops_utilisation
 
 Metrics = dict[str, float]
@@ -83,13 +84,13 @@ def wilson_interval(successes: float, total: int, *, z: float = 1.95996398454005
     Args:
         successes: k, of `total` n trials; not whole where it is a fraction times n.
         total: n ≥ 1.
-        z: normal quantile; the default gives 95 %.
+        z: normal quantile, 0 to 100; the default gives 95 %.
 
     Returns:
         (low, high).
 
     Raises:
-        ValueError: no trials, or more successes than trials.
+        ValueError: no trials, more successes than trials, or no such quantile.
 
     Source:
         Wilson (1927), Probable inference, the law of succession, and statistical inference.
@@ -98,11 +99,12 @@ def wilson_interval(successes: float, total: int, *, z: float = 1.95996398454005
         >>> [round(bound, 3) for bound in wilson_interval(72, 200)]
         [0.297, 0.429]
     """
-    if total < 1 or not 0 <= successes <= total:
-        raise ValueError(f"successes: expected 0 to total={total} (total at least 1), got {successes}")
+    total = require_number("total", total, "a number of trials, total at least 1", lambda n: 1 <= n < math.inf)
+    successes = require_number("successes", successes, f"0 to total={total:g}", lambda k: 0 <= k <= total)
+    z = require_number("z", z, "a number from 0 to 100", lambda z: 0 <= z <= 100)
     p, share = successes / total, z * z / total
     centre, spread = p + share / 2, math.sqrt(share * (p * (1 - p) + share / 4))
-    return (centre - spread) / (1 + share), (centre + spread) / (1 + share)
+    return max(0.0, (centre - spread) / (1 + share)), min(1.0, (centre + spread) / (1 + share))
 
 
 def pass_at_k(correct: int, total: int, k: int) -> float:
@@ -224,8 +226,8 @@ class Run:
 
     @property
     def peak_memory(self) -> float:
-        """The most memory the process had, in GiB."""
-        return max(session["peak_memory_gib"] for session in self.made_by["sessions"])
+        """The most memory the process had, in GiB, in a session that came to its end; 0 if no system kept count."""
+        return max((session.get("peak_memory_gib", 0.0) for session in self.made_by["sessions"]), default=0.0)
 
     @property
     def hardware(self) -> str:
@@ -249,6 +251,11 @@ def read_run(folder: str | os.PathLike) -> Run:
     folder = Path(folder)
     config, made_by = _read_json(folder, "config.json"), _read_json(folder, "run.json")
     metrics, times = (_read_lines(folder, f"{name}.jsonl") for name in ("metrics", "times"))
+    _require_kinds(f"{folder.name}/config.json", config, steps=int, group_size=int)
+    _require_kinds(f"{folder.name}/run.json", made_by, task=str, model=str, sessions=list)
+    for session in made_by["sessions"]:
+        _require_kinds(f"{folder.name}/run.json", session, device=str, threads=int, memory_gib=float)
+        _require_kinds(f"{folder.name}/run.json", {"peak_memory_gib": 0.0} | session, peak_memory_gib=float)
     for name, rows in (("metrics.jsonl", metrics), ("times.jsonl", times)):
         if (steps := [row.get("step") for row in rows]) != list(range(1, config["steps"] + 1)):
             found = f"{len(steps)} lines, the last with step {steps[-1] if steps else None}"
@@ -264,10 +271,16 @@ def read_run(folder: str | os.PathLike) -> Run:
 def read_evaluation(path: Path) -> Evaluation:
     """An exam that `write_evaluation` kept."""
     kept = _read_json(path.parent, path.name)
-    try:
-        return Evaluation(kept["correct"], kept["total"], tuple(map(tuple, kept["replies"])), kept.get("samples", 1))
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{path.name}: expected correct, total and replies, got {str(kept)[:80]}") from error
+    _require_kinds(path.name, {"samples": 1} | kept, correct=int, total=int, replies=list, samples=int)
+    correct, total, samples = kept["correct"], kept["total"], kept.get("samples", 1)
+    for reply in kept["replies"]:
+        kinds = [str, str, (int, float)]
+        if not isinstance(reply, list) or len(reply) != 3 or not all(map(isinstance, reply, kinds)):
+            raise ValueError(f"{path.name}: expected replies of (prompt, reply, reward), got {str(reply)[:80]}")
+    if not 0 <= correct <= total == len(kept["replies"]) or total < 1 or samples < 1 or total % samples:
+        counts = f"{correct} of {total} right with {len(kept['replies'])} replies, {samples} to each problem"
+        raise ValueError(f"{path.name}: expected a reply for each of the total, got {counts}")
+    return Evaluation(correct, total, tuple(map(tuple, kept["replies"])), samples)
 
 
 def write_evaluation(path: Path, result: Evaluation) -> None:
@@ -280,15 +293,18 @@ def prepare_folder(folder: Path) -> None:
     """Makes the folder of a new run.
 
     Raises:
-        ValueError: it is a file, or holds another run, of which nothing is touched.
+        ValueError: it is a file, or holds finished steps of another run, of which nothing is touched.
         OSError: it cannot be made.
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"output_dir: expected a folder, got the file {folder}")
-    if (folder / "config.json").exists():
+    # A run that was cut short in its first step left a config and nothing that could be lost.
+    metrics, checkpoints = folder / "metrics.jsonl", list((folder / "checkpoints").glob("step-*"))
+    if checkpoints or (metrics.exists() and metrics.stat().st_size):
+        go_on = "resume that run" if checkpoints else "it has steps but no checkpoint to go on from: move it away"
         raise ValueError(
             f"output_dir: expected a new or empty folder, got {folder}, which holds another run; "
-            "resume that run or choose another folder"
+            f"{go_on} or choose another folder"
         )
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -369,7 +385,7 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
         kept = json.loads((folder / name).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{folder.name}: expected a recorded run, {name} is missing") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{folder.name}/{name}: expected JSON, got an error ({error})") from error
     if not isinstance(kept, dict):
         raise ValueError(f"{folder.name}/{name}: expected a JSON object, got {str(kept)[:80]}")
@@ -380,10 +396,21 @@ def _read_lines(folder: Path, name: str) -> list[Metrics]:
     if not (folder / name).exists():
         raise ValueError(f"{folder.name}: expected a recorded run, {name} is missing")
     rows = []
-    for number, line in enumerate((folder / name).read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate((folder / name).read_bytes().splitlines(), start=1):
+        where = f"{folder.name}/{name}, line {number}"
         try:
-            rows.append(dict(json.loads(line)))
-        except (ValueError, TypeError) as error:
-            where = f"{folder.name}/{name}, line {number}"
-            raise ValueError(f"{where}: expected a JSON object, got {line[:80]!r}") from error
+            row = dict(json.loads(line))
+        except (ValueError, TypeError, RecursionError) as error:
+            said = line.decode(errors="replace")[:80]
+            raise ValueError(f"{where}: expected a JSON object, got {said!r}") from error
+        _require_kinds(where, row, **dict.fromkeys(map(str, row), float))
+        rows.append(row)
     return rows
+
+
+def _require_kinds(where: str, record: Any, **kinds: type) -> None:
+    """The record has every name, with a value of the kind; a whole number is also a float."""
+    for name, kind in kinds.items():
+        value = record.get(name) if isinstance(record, dict) else None
+        if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
+            raise ValueError(f"{where}: expected {name} as {kind.__name__}, got {str(record)[:80]}")

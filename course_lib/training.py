@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
@@ -24,13 +24,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
+from course_lib._tensors import require_temperature
 from course_lib.advantages import informative_groups
 from course_lib.checkpoints import CheckpointError, newest_good_checkpoint, save_checkpoint
 from course_lib.logprobs import ScoredTokens, score_tokens
 from course_lib.losses import grpo_loss, token_weights
 from course_lib.models import autocast_dtype, save_model
 from course_lib.processes import rank, share, size, sum_gradients, wait
-from course_lib.runs import Evaluation, Metrics, begin_session, end_session, prepare_folder
+from course_lib.runs import Evaluation, Metrics, begin_session, end_session, prepare_folder, write_whole
 from course_lib.sampling import sample_trajectories
 from course_lib.tasks import Problem, Task
 from course_lib.trajectories import SegmentBatch, Trajectory, stepwise_batch, trajectory_advantages
@@ -116,21 +117,41 @@ class GRPOConfig:
         hints = get_type_hints(type(self))
         for field in fields(self):
             name, value = field.name, getattr(self, field.name)
-            choices = get_args(hints[name])
-            if choices and isinstance(choices[0], str) and value not in choices:
-                raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"{name}: expected a finite number, got {value}")
+            kinds = get_args(hints[name]) or (hints[name],)
+            if isinstance(kinds[0], str):
+                good, expected = isinstance(value, str) and value in kinds, "one of " + ", ".join(kinds)
+            else:
+                good, expected = any(_is_a(kind, value) for kind in kinds), " or ".join(map(KINDS.get, kinds))
+            if not good:
+                raise ValueError(f"{name}: expected {expected}, got {value!r:.80}")
         least = {"steps": 1, "prompts_per_step": 1, "group_size": 2, "max_new_tokens": 1, "updates_per_batch": 1,
                  "tokens_per_row": 1, "keep_checkpoints": 1, "eval_problems": 1, "max_resamples": 0,
-                 "warmup_steps": 0, "eval_every": 0, "checkpoint_every": 0, "seed": 0}  # fmt: skip
+                 "warmup_steps": 0, "eval_every": 0, "checkpoint_every": 0, "seed": 0, "beta": 0, "clip_low": 0,
+                 "clip_high": 0, "adam_beta1": 0, "adam_beta2": 0, "weight_decay": 0, "final_learning_rate": 0,
+                 }  # fmt: skip
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 why = " (a group of one has no one to be compared with)" if name == "group_size" else ""
                 raise ValueError(f"{name}: expected at least {bound}{why}, got {getattr(self, name)}")
-        for name in ("temperature", "learning_rate", "max_grad_norm"):
+        for name in ("temperature", "learning_rate", "max_grad_norm", "importance_cap"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}: expected more than 0, got {getattr(self, name)}")
+        for name in ("adam_beta1", "adam_beta2"):
+            if getattr(self, name) >= 1:
+                raise ValueError(f"{name}: expected less than 1, got {getattr(self, name)}")
+        if self.dual_clip is not None and self.dual_clip <= 1:
+            raise ValueError(f"dual_clip: expected more than 1, or None, got {self.dual_clip}")
+        require_temperature(self.temperature)
+
+
+KINDS = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a text", type(None): "None"}
+
+
+def _is_a(kind: type, value: Any) -> bool:
+    """Is `value` of the kind that a setting has? A whole number is also a finite one; neither True nor 10**400 is."""
+    if kind in (int, float) and isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, kind) and (kind is not float or abs(value) <= torch.finfo(torch.float32).max)
 
 
 PRESETS = {
@@ -465,7 +486,6 @@ class GRPOTrainer:
             "step": self.step,
             "problems_drawn": self.problems_drawn,
             "history": self.history,
-            "metrics_bytes": self._file_size("metrics.jsonl"),
             "times_bytes": self._file_size("times.jsonl"),
             "config": asdict(self.config),
             "task": self._task_name(),
@@ -496,9 +516,11 @@ class GRPOTrainer:
         random.setstate((version, tuple(internal), gauss))
         np.random.set_state(tuple(state["numpy_random"]))
         self.step, self.problems_drawn, self.history = state["step"], state["problems_drawn"], state["history"]
-        for name in ("metrics", "times"):
-            if (path := self.output / f"{name}.jsonl").exists() and rank() == 0:
-                os.truncate(path, state[f"{name}_bytes"])
+        if rank() == 0:
+            # Lines of steps after the checkpoint go; one that a power cut kept from reaching the disk comes back.
+            (self.output / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in self.history))
+            if (path := self.output / "times.jsonl").exists():
+                os.truncate(path, min(state["times_bytes"], path.stat().st_size))
         return self.step
 
     def _read_weights(self, folder: Path) -> None:
@@ -536,7 +558,7 @@ class GRPOTrainer:
         """Makes the run's folder, or refuses one that holds another run."""
         if self.step == 0:
             prepare_folder(self.output)
-        (self.output / "config.json").write_text(json.dumps(asdict(self.config), indent=1))
+        write_whole(self.output / "config.json", json.dumps(asdict(self.config), indent=1))
 
     @contextmanager
     def _lost_process(self) -> Iterator[None]:
@@ -562,8 +584,15 @@ class GRPOTrainer:
     def _append(self, name: str, row: Metrics) -> None:
         if self.output is not None and rank() == 0:
             self.output.mkdir(parents=True, exist_ok=True)
-            with (self.output / name).open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            path, before = self.output / name, self._file_size(name)
+            try:
+                with path.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+            except OSError as error:
+                with suppress(OSError):
+                    os.truncate(path, before)  # no half line
+                said = f"{path} could not be written ({error}); checkpoints are untouched"
+                raise OSError(f"output_dir: {said}") from error
 
     def _file_size(self, name: str) -> int:
         path = self.output / name
