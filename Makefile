@@ -59,9 +59,9 @@ test: .venv/.installed .venv/.model .venv/.engine ## every test: library, docstr
 test-fast: .venv/.installed ## the library's quick tests
 	$(PY) -m pytest -m "not slow" tests course_lib
 
-test-all: .venv/.installed .venv/.model .venv/.engine ## everything `make test` runs, and a browser
+test-all: .venv/.installed .venv/.model .venv/.engine ## everything `make test` runs, the tests that take minutes, and a browser
 	$(PY) -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[course,browser]"
-	$(PY) -m pytest --nbval-lax --nbval-current-env tests course_lib notebooks
+	$(PY) -m pytest -m "exhaustive or not exhaustive" --nbval-lax --nbval-current-env tests course_lib notebooks
 
 lint: .venv/.installed ## ruff
 	$(PY) -m ruff check .
