@@ -543,7 +543,7 @@ def test_no_text_is_too_odd_for_a_reward(rounds):
                 assert str(error).startswith("answer: expected") and answer != "72"
 
 
-SLOWER_PIECES = ["x = \\frac{1}{2}, so 1,000 of 3/4 is −5 at 3:45. ", *("{", "{}", "}", "9 ", "1,", "-", "\0", "½", "é"),
+SLOWER_PIECES = ["x = \\frac{1}{2}, so 1,000 of 3/4 is −5 at 3:45. ", *("{", "}", "9 ", "1,", "-", "\0", "½", "é"),
                  "1e-990 ", "\\frac{", "_000"]  # fmt: skip
 
 
