@@ -512,9 +512,9 @@ def _bounded_exp(x: Tensor) -> Tensor:
 
 
 def _k3(x: Tensor) -> Tensor:
-    """expm1(x) − x up to the knee, then its tangent; constant where the tangent itself would overflow."""
+    """expm1(x) − x up to the knee, then its tangent; constant where a sum over a million tokens would overflow."""
     slope = math.expm1(K3_KNEE)
-    end = torch.finfo(x.dtype).max / slope / 2
+    end = torch.finfo(x.dtype).max / slope / 2**21
     x = x.clamp(max=end)
     bent, beyond = x.clamp(max=K3_KNEE), (x - K3_KNEE).relu()  # at the knee clamp has slope 1, relu 0
     # No slope · (x − bent): below the knee its two gradients cancel, and float32 keeps no digit of the rest.

@@ -278,7 +278,7 @@ def compare(case, arguments, got, refused):
             assert number is None or not math.isfinite(number)
         elif not isinstance(right, float) or math.isinf(right):
             assert number == right, (number, right)
-        elif math.isnan(right) or abs(right) > limits.max / 100:
+        elif math.isnan(right) or abs(right) > limits.max / 2**22:
             assert math.isfinite(number), f"not finite: {number}"
         else:
             assert abs(number - right) <= close * abs(right) + near * size + 16 * limits.tiny, (number, right)
