@@ -373,6 +373,17 @@ def segment_advantages(rewards, group_ids, owners):
                 """
 def segment_advantages(rewards, group_ids, owners):
     r, g = rewards[owners], group_ids[owners]
+    others = ((g[:, None] == g) & (owners[:, None] != owners)).to(rewards)
+    count = others.sum(1)
+    return torch.where(count > 0, r - others @ r / count.clamp(min=1), 0.0)
+""",
+                "You leave the trajectory itself out, but take the mean over the *segments* of the others: a long one "
+                "counts more than a short one. Each of the other trajectories counts once.",
+            ),
+            Mistake(
+                """
+def segment_advantages(rewards, group_ids, owners):
+    r, g = rewards[owners], group_ids[owners]
     same = (g[:, None] == g).to(rewards)
     return r - same @ r / same.sum(1)
 """,
@@ -468,25 +479,26 @@ def segment_advantages(rewards, group_ids, owners):
         kind="predict",
         tolerance=0.005,
         stub="""
-# A group of two trajectories: a success (reward 1) in 3 calls and a failure (reward 0) in 1 call. Somebody
-# puts all 4 calls in one list and subtracts the mean reward of the list. No division by a std. Which
-# advantage does the call of the failure get?
-advantage_of_the_failure = None
+# A group of three trajectories: successes (reward 1) in 1 call and in 3 calls, and a failure (reward 0) in
+# 6 calls. Somebody puts all 10 calls in one list and subtracts the mean reward of the list. No division by
+# a std. Which advantage does a call of a success get?
+advantage_of_a_success = None
 """,
         hints=(
-            "The list of rewards is 1, 1, 1, 0.",
-            "0 minus the mean of the list.",
+            "The list of rewards has four ones and six zeros.",
+            "1 minus the mean of the list.",
         ),
-        solution=-0.75,
-        explanation="The mean of 1, 1, 1, 0 is 3/4, so the failure gets −0.75 and each call of the success +0.25. Over "
-        "trajectories the mean is 1/2 and they get −0.5 and +0.5.",
+        solution=0.6,
+        explanation="The mean of four ones and six zeros is 0.4, so each call of a success gets +0.6 and each call of "
+        "the failure −0.4. Over trajectories the mean is 2/3, and they get +1/3 and −2/3: the long failure has lowered "
+        "the baseline.",
         mistakes=(
-            Mistake(-0.5, "This is right for a baseline over trajectories. Here the mean is over the four calls."),
-            Mistake(0.25, "This is what each call of the success gets."),
-            Mistake(0.75, "This is the baseline. The advantage is the reward minus the baseline."),
-            Mistake(-0.25, "This would be the failure's if it had three calls and the success one."),
-            Mistake(-1.0, "This leaves the failure itself out of the mean. Here the mean is over all four calls."),
-            Mistake(-1.732, "You divided by the std. Asked for is the difference."),
+            Mistake(1 / 3, "This is right for a baseline over trajectories. Here the mean is over the ten calls."),
+            Mistake(-0.4, "This is what each call of the failure gets."),
+            Mistake(0.4, "This is the baseline. The advantage is the reward minus the baseline."),
+            Mistake(2 / 3, "This leaves the call itself out of the mean. Here the mean is over all ten calls."),
+            Mistake(0.5, "This leaves the success itself out and counts the other two trajectories once each."),
+            Mistake(1.2247, "You divided by the std. Asked for is the difference."),
         ),
     ),
     Exercise(
@@ -567,6 +579,15 @@ def stepwise_loss(log_probs, mask, rewards, owners):
             Mistake(
                 """
 def stepwise_loss(log_probs, mask, rewards, owners):
+    r = rewards[owners]
+    return -((r - r.mean()) * (log_probs * mask).sum(1)).sum() / len(owners)
+""",
+                "The division by the number of trajectories was right, and the bug is still there: r.mean() counts a "
+                "trajectory once for each of its segments.",
+            ),
+            Mistake(
+                """
+def stepwise_loss(log_probs, mask, rewards, owners):
     a = (rewards - rewards.mean())[owners]
     return -(a * (log_probs * mask).sum(1)).sum() / mask.sum()
 """,
@@ -641,7 +662,7 @@ def trajectory_mean_weights(mask, owners):
     mask: tensor (B, T) of 0 and 1, a row for each segment
     owners: tensor (B,) of integers: row b is a part of trajectory owners[b]
     returns: tensor (B, T): 1 / (tokens of the trajectory · number of trajectories) where the mask is 1,
-        else 0; tokens count over all rows of the trajectory, and it counts if it has at least one
+        else 0; tokens count over all rows of the trajectory, and a trajectory counts if it has a token
     """
     raise NotImplementedError
 ''',
@@ -685,6 +706,33 @@ def trajectory_mean_weights(mask, owners):
 """,
                 "This is sequence-mean over segments: each *segment* has one vote, so a trajectory with more segments "
                 "has more.",
+            ),
+            Mistake(
+                """
+def trajectory_mean_weights(mask, owners):
+    return mask / (mask.sum(1, keepdim=True).clamp(min=1) * len(mask))
+""",
+                "This is sequence-mean over segments, and it counts rows without a token as well: each *segment* has "
+                "one vote, so a trajectory with more segments has more.",
+            ),
+            Mistake(
+                """
+def trajectory_mean_weights(mask, owners):
+    lengths = mask.sum(1, keepdim=True).clamp(min=1)
+    return mask / (lengths * len(owners.unique()))
+""",
+                "You divide by the tokens of the row. A trajectory's tokens count over all its rows, or each of its "
+                "segments gets a whole vote.",
+            ),
+            Mistake(
+                """
+def trajectory_mean_weights(mask, owners):
+    lengths = mask.sum(1)
+    tokens = torch.zeros(int(owners.max()) + 1, dtype=lengths.dtype).index_add(0, owners, lengths)
+    return mask / (tokens[owners] * len(tokens)).clamp(min=1)[:, None]
+""",
+                "You count every number up to the largest in owners, trajectories without a token among them. They "
+                "cannot vote, and your weights do not add up to 1.",
             ),
             Mistake(
                 """
