@@ -256,6 +256,8 @@ def read_run(folder: str | os.PathLike) -> Run:
     for session in made_by["sessions"]:
         _require_kinds(f"{folder.name}/run.json", session, device=str, threads=int, memory_gib=float)
         _require_kinds(f"{folder.name}/run.json", {"peak_memory_gib": 0.0} | session, peak_memory_gib=float)
+    if odd := [seconds for row in times for seconds in row.values() if not 0 <= seconds < math.inf]:
+        raise ValueError(f"{folder.name}/times.jsonl: expected seconds ≥ 0, got {odd[0]}")
     for name, rows in (("metrics.jsonl", metrics), ("times.jsonl", times)):
         if (steps := [row.get("step") for row in rows]) != list(range(1, config["steps"] + 1)):
             found = f"{len(steps)} lines, the last with step {steps[-1] if steps else None}"
@@ -412,5 +414,6 @@ def _require_kinds(where: str, record: Any, **kinds: type) -> None:
     """The record has every name, with a value of the kind; a whole number is also a float."""
     for name, kind in kinds.items():
         value = record.get(name) if isinstance(record, dict) else None
-        if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
+        huge = isinstance(value, int) and abs(value) >= 2**63
+        if huge or isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
             raise ValueError(f"{where}: expected {name} as {kind.__name__}, got {str(record)[:80]}")

@@ -124,6 +124,8 @@ class GRPOConfig:
                 good, expected = any(_is_a(kind, value) for kind in kinds), " or ".join(map(KINDS.get, kinds))
             if not good:
                 raise ValueError(f"{name}: expected {expected}, got {value!r:.80}")
+            if float in kinds and value is not None:  # 0 is not 0.0 to AdamW
+                object.__setattr__(self, name, float(value))
         least = {"steps": 1, "prompts_per_step": 1, "group_size": 2, "max_new_tokens": 1, "updates_per_batch": 1,
                  "tokens_per_row": 1, "keep_checkpoints": 1, "eval_problems": 1, "max_resamples": 0,
                  "warmup_steps": 0, "eval_every": 0, "checkpoint_every": 0, "seed": 0, "beta": 0, "clip_low": 0,
