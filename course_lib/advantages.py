@@ -178,7 +178,7 @@ def efficiency_advantages(costs: Rewards, successes: Tensor | Sequence[float | b
     wrong = solved & ~((costs >= 0) & costs.isfinite())
     require(not wrong.any(), "costs", "a finite number ≥ 0 for every success", costs[wrong][:1].tolist())
     groups = _group(torch.where(solved, costs, float("nan")), group_ids, "ignore", "costs")
-    # In units of about the dearest one, so that the mean of tiny costs does not become 0; a power of two costs no digit.
+    # In units of about the dearest, so that the mean of tiny costs does not become 0; a power of two costs no digit.
     dearest = torch.where(groups.informative, groups.extreme("amax"), 1)
     scaled = groups.in_units(torch.ldexp(torch.ones_like(dearest), dearest.frexp().exponent - 1))
     mean = torch.where(groups.informative, scaled.total(scaled.rewards) / groups.size, 1)
