@@ -4,6 +4,7 @@ Every process holds the whole model. Work is dealt out like cards, results are c
 so that each process makes the step that one alone would have made. With a single process nothing here does anything.
 """
 
+import atexit
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -17,6 +18,13 @@ Item, Result = TypeVar("Item"), TypeVar("Result")
 def join() -> None:
     """Joins the processes of a launcher, if there are any: gloo on CPUs, NCCL on GPUs, one GPU a process."""
     PartialState(cpu=not torch.cuda.is_available())
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    """Ends the threads of gloo or NCCL before the interpreter that they report to."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def rank() -> int:
