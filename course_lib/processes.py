@@ -18,6 +18,7 @@ Item, Result = TypeVar("Item"), TypeVar("Result")
 def join() -> None:
     """Joins the processes of a launcher, if there are any: gloo on CPUs, NCCL on GPUs, one GPU a process."""
     PartialState(cpu=not torch.cuda.is_available())
+    wait()  # or a process whose work is short could leave while another still connects to it
     atexit.register(_leave)
 
 
