@@ -19,6 +19,7 @@ import torch
 from huggingface_hub import is_offline_mode
 from huggingface_hub.utils import logging as hub_logging
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
@@ -228,6 +229,67 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
     with _quiet():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+
+
+def save_adapter(model: PreTrainedModel, base: PreTrainedModel, path: str | os.PathLike, *, rank: int) -> None:
+    """Writes what training made of `base`, matrix by matrix, as L Rᵀ of `rank` columns in bfloat16.
+
+    L Rᵀ = U_r S_r V_rᵀ of the singular value decomposition of W − W_base: of all matrices of rank r the one nearest to
+    it. Parameters that are no matrices keep the values of `base`.
+
+    Args:
+        model: the trained one.
+        base: the one it was trained from.
+        path: of the safetensors file.
+        rank: r; a matrix takes 2 r (rows + columns) bytes.
+
+    Source:
+        Eckart and Young (1936), The approximation of one matrix by another of lower rank; as adapters: Hu et al.
+        (2021), LoRA, arXiv 2106.09685.
+
+    Example:
+        >>> save_adapter(taught, base, "adapter.safetensors", rank=12)  # doctest: +SKIP
+    """
+    old, factors = dict(base.named_parameters()), {}
+    for name, parameter in model.named_parameters():
+        if parameter.ndim != 2:
+            continue
+        change = (parameter.detach() - old[name].detach()).float()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            u, s, v = torch.svd_lowrank(change, q=min(rank + 8, *change.shape), niter=8)
+        for side, factor in (("left", u * s), ("right", v)):
+            factors[f"{name}/{side}"] = factor[:, :rank].to(torch.bfloat16).contiguous()
+    save_file(factors, path)
+
+
+def add_adapter(model: PreTrainedModel, path: str | os.PathLike) -> None:
+    """Adds to `model`, in place, what `save_adapter` kept: W ← W + L Rᵀ.
+
+    Raises:
+        ModelError: there is no such file, it is damaged, or it belongs to another model. Nothing is changed then.
+
+    Example:
+        >>> add_adapter(tiny_model(), "no/such/file")
+        Traceback (most recent call last):
+        course_lib.models.ModelError: adapter: there is no file no/such/file
+    """
+    if not Path(path).is_file():
+        raise ModelError(f"adapter: there is no file {path}")
+    try:
+        factors = load_file(path)
+    except LOADING_ERRORS as error:
+        raise ModelError(f"adapter: cannot read {path}: {_first_line(error)}") from error
+    parameters = dict(model.named_parameters())
+    changes = {}
+    for name in {key.rpartition("/")[0] for key in factors}:
+        left, right = (factors.get(f"{name}/{side}") for side in ("left", "right"))
+        shape = tuple(parameters[name].shape) if name in parameters else None
+        if left is None or right is None or shape != (len(left), len(right)) or left.shape[1:] != right.shape[1:]:
+            raise ModelError(f"adapter: {path} belongs to another model: expected {name or 'matrices'} of {shape}")
+        changes[name] = left.float() @ right.float().T
+    for name, change in changes.items():
+        parameters[name].data += change.to(parameters[name])
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

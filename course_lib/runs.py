@@ -39,6 +39,8 @@ class Evaluation:
         correct, total: replies that are right, and all of them.
         replies: (prompt, last reply, reward) of each; the replies to one problem stand together.
         samples: n, replies to each problem.
+        outputs: of attempts of several calls, the token ids of each call of each attempt, in the order of `replies`;
+            `sampling.replay` rebuilds from them what each call saw. Empty where an attempt is its reply.
 
     Example:
         >>> exam = Evaluation(3, 4, (("a", "", 1.0), ("a", "", 0.0), ("b", "", 1.0), ("b", "", 1.0)), samples=2)
@@ -50,6 +52,7 @@ class Evaluation:
     total: int
     replies: tuple[tuple[str, str, float], ...]
     samples: int = 1
+    outputs: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
     @property
     def accuracy(self) -> float:
@@ -282,13 +285,34 @@ def read_evaluation(path: Path) -> Evaluation:
     if not 0 <= correct <= total == len(kept["replies"]) or total < 1 or samples < 1 or total % samples:
         counts = f"{correct} of {total} right with {len(kept['replies'])} replies, {samples} to each problem"
         raise ValueError(f"{path.name}: expected a reply for each of the total, got {counts}")
-    return Evaluation(correct, total, tuple(map(tuple, kept["replies"])), samples)
+    outputs = kept.get("outputs", [])
+    if not isinstance(outputs, list) or len(outputs) not in (0, total) or not all(map(_is_attempt, outputs)):
+        raise ValueError(f"{path.name}: expected outputs as lists of token ids for each attempt, got {outputs!r:.80}")
+    attempts = tuple(tuple(map(tuple, calls)) for calls in outputs)
+    return Evaluation(correct, total, tuple(map(tuple, kept["replies"])), samples, attempts)
+
+
+def _is_attempt(calls: Any) -> bool:
+    return isinstance(calls, list) and all(
+        isinstance(ids, list) and all(type(token) is int and 0 <= token < 2**63 for token in ids) for ids in calls
+    )
 
 
 def write_evaluation(path: Path, result: Evaluation) -> None:
-    """Keeps an exam beside the run's metrics."""
+    """Keeps an exam beside the run's metrics, an attempt a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(asdict(result), indent=1, ensure_ascii=False))
+    kept = asdict(result)
+    if not result.outputs:
+        del kept["outputs"]
+    fields = [f' "{name}": {_a_row_a_line(value)}' for name, value in kept.items()]
+    write_whole(path, "{\n" + ",\n".join(fields) + "\n}")
+
+
+def _a_row_a_line(value: Any) -> str:
+    rows = value if isinstance(value, tuple) and value else None
+    if rows is None:
+        return json.dumps(value)
+    return "[\n" + ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in rows) + "\n ]"
 
 
 def prepare_folder(folder: Path) -> None:

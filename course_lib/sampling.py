@@ -5,7 +5,7 @@ penalties. A truncated distribution is a different policy, and the ratio of the 
 sampler's would no longer be a ratio of the same thing.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -93,6 +93,41 @@ def sample_trajectories(
         Trajectory(made, episode.reward, group_id)
         for made, episode, group_id in zip(calls, episodes, ids, strict=True)
     ]
+
+
+def replay(
+    episode: Episode, outputs: Iterable[Sequence[int]], tokenizer: Any, *, group_id: Hashable = 0
+) -> Trajectory:
+    r"""Plays a recorded attempt again, without a model: what each call saw follows from what was sampled before it.
+
+    Args:
+        episode: a fresh one, of the same task, problem and tokenizer as the recorded one.
+        outputs: token ids of each call, as `Evaluation.outputs` keeps them.
+        tokenizer: decodes them for `episode.step`.
+        group_id: of the trajectory.
+
+    Raises:
+        ValueError: the episode ends before the outputs do, or goes on after them: it is not the recorded one.
+
+    Example:
+        >>> from course_lib.research import RandomLibraries, ResearchTask
+        >>> from course_lib.models import load_tiny_agent
+        >>> task, (_, tokenizer) = ResearchTask(RandomLibraries(hops=1)), load_tiny_agent()
+        >>> said = [" open jack swan\n", " drink juice\n", " answer juice\n"]
+        >>> outputs = [tokenizer.encode(line, add_special_tokens=False) for line in said]
+        >>> attempt = replay(task.open(task.training_problem(0), tokenizer), outputs, tokenizer)
+        >>> attempt.reward, tokenizer.decode(attempt.calls[2].context)
+        (1.0, 'Question: drink of jack swan \n Notes: drink juice \n Action:')
+    """
+    calls = []
+    for output in outputs:
+        if episode.done:
+            raise ValueError(f"outputs: expected {len(calls)} calls, after which this episode is done, got more")
+        calls.append(Call(episode.context(), list(output)))
+        episode.step(calls[-1].output, tokenizer.decode(calls[-1].output, skip_special_tokens=True))
+    if not episode.done:
+        raise ValueError(f"outputs: expected more than {len(calls)} calls, since this episode is not done after them")
+    return Trajectory(calls, episode.reward, group_id)
 
 
 def _uniforms(seed: list[int], count: int) -> np.ndarray:

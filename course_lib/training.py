@@ -433,32 +433,42 @@ class GRPOTrainer:
 
     # --------------------------------------------------------- the evaluation
 
-    def evaluate(self, *, temperature: float = 0.0, samples: int = 1) -> Evaluation:
+    def evaluate(
+        self, *, temperature: float = 0.0, samples: int = 1, problems: Sequence[Problem] | None = None
+    ) -> Evaluation:
         """Plays each held-out problem; it counts as solved where its reward is at least 1.
 
         Args:
             temperature: 0 plays greedily; that of the policy samples, and the fraction solved then estimates the
                 objective J itself. The draws are the same in every call, so before and after differ by the policy only.
             samples: n, replies to each problem; more than one at temperature 0 would all be the same.
+            problems: to play in place of `held_out`.
         """
-        if not self.held_out:
+        problems = self.held_out if problems is None else problems
+        if not problems:
             raise ValueError("held_out_problems: expected at least one problem to evaluate on, got none")
         if samples < 1 or (samples > 1 and temperature == 0):
             raise ValueError(f"samples: expected 1, or more at a temperature > 0, got {samples} at {temperature}")
 
         def play(mine: Sequence[tuple[int, Problem]]) -> list[Trajectory]:
-            places, problems = zip(*mine, strict=True) if mine else ((), ())
-            return self._play(problems, temperature, places, places)
+            places, played = zip(*mine, strict=True) if mine else ((), ())
+            return self._play(played, temperature, places, places)
 
         # A round at a time, numbered on: round 0 has the draws of an exam of one reply a problem.
-        starts = range(0, samples * len(self.held_out), len(self.held_out))
-        rounds = [share(list(enumerate(self.held_out, start)), play) for start in starts]
-        replies = [
-            (problem.prompt, self.tokenizer.decode(played.calls[-1].output, skip_special_tokens=True), played.reward)
-            for problem, attempts in zip(self.held_out, zip(*rounds, strict=True), strict=True)
-            for played in attempts
-        ]
-        return Evaluation(sum(reward >= 1 for *_, reward in replies), len(replies), tuple(replies), samples)
+        starts = range(0, samples * len(problems), len(problems))
+        rounds = [share(list(enumerate(problems, start)), play) for start in starts]
+        attempts = [attempt for of_problem in zip(*rounds, strict=True) for attempt in of_problem]
+        replies = tuple(
+            (
+                problems[place // samples].prompt,
+                self.tokenizer.decode(attempt.calls[-1].output, skip_special_tokens=True),
+                attempt.reward,
+            )
+            for place, attempt in enumerate(attempts)
+        )
+        several_calls = any(len(attempt.calls) > 1 for attempt in attempts)
+        outputs = tuple(tuple(tuple(call.output) for call in attempt.calls) for attempt in attempts if several_calls)
+        return Evaluation(sum(reward >= 1 for *_, reward in replies), len(replies), replies, samples, outputs)
 
     # -------------------------------------------------------- save and resume
 

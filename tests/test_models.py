@@ -467,3 +467,43 @@ def test_command_says_in_one_line_what_is_wrong(monkeypatch, capsys):
     captured = capsys.readouterr()
     assert captured.err == "course_lib model: model: there is no file or folder './not/there'\n"
     assert captured.out == ""
+
+
+# ---------------------------------------------------------------------------------------------------- adapters
+
+
+def test_an_adapter_keeps_a_change_of_its_rank_and_the_nearest_of_a_larger_one(tmp_path):
+    base, taught = tiny_model(seed=0), tiny_model(seed=1)
+    models.save_adapter(taught, base, tmp_path / "adapter.safetensors", rank=3)
+    adapted = tiny_model(seed=0)
+    models.add_adapter(adapted, tmp_path / "adapter.safetensors")
+    old, new, kept = (dict(model.named_parameters()) for model in (base, taught, adapted))
+    for name, parameter in kept.items():
+        change = parameter.detach() - old[name].detach()
+        if parameter.ndim != 2:
+            assert torch.equal(parameter, old[name])
+            continue
+        u, s, v = torch.linalg.svd(new[name].detach() - old[name].detach(), full_matrices=False)
+        nearest = u[:, :3] * s[:3] @ v[:3]
+        assert float((change - nearest).norm()) < 0.01 * float(nearest.norm())  # bfloat16 rounds by 1/256
+
+
+def test_an_adapter_that_does_not_fit_changes_nothing(tmp_path):
+    path = tmp_path / "adapter.safetensors"
+    models.save_adapter(tiny_model(seed=1), tiny_model(seed=0), path, rank=2)
+    other = tiny_model(hidden_size=32)
+    before = [parameter.clone() for parameter in other.parameters()]
+    with pytest.raises(ModelError, match="belongs to another model"):
+        models.add_adapter(other, path)
+    assert all(map(torch.equal, before, other.parameters()))
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ModelError, match="cannot read"):
+        models.add_adapter(tiny_model(), path)
+
+
+@pytest.mark.slow
+def test_the_shipped_adapter_fits_the_small_model():
+    model, _ = models.load_small_model(device="cpu")
+    before = model.lm_head.weight.detach().clone()
+    models.add_adapter(model, models.TINY_AGENT_FOLDER.parent / "research" / "adapter.safetensors")
+    assert not torch.equal(before, model.lm_head.weight) and bool(model.lm_head.weight.isfinite().all())

@@ -1,5 +1,6 @@
 """The recipe of part B, data/research/train.py, from warm start to recorded run, with a tiny model."""
 
+import copy
 import importlib.util
 import json
 from dataclasses import replace
@@ -8,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from course_lib import research
-from course_lib.models import load_model, tiny_model, word_level_tokenizer
+from course_lib.models import add_adapter, tiny_model, word_level_tokenizer
 from course_lib.runs import read_run
+from course_lib.sampling import replay
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,29 +40,48 @@ def test_from_warm_start_to_a_recorded_run(recipe, tokenizer, tmp_path, monkeypa
     monkeypatch.chdir(ROOT)
     model = tiny_model(vocab_size=len(tokenizer), hidden_size=32, max_position_embeddings=512, initializer_range=0.05)
     warm_start = replace(recipe.LAPTOP.warm_start, steps=12, questions=1, learning_rate=0.02)
+    base = copy.deepcopy(model)
     recipe.teach(model, tokenizer, warm_start, tmp_path / "warm")
     kept = json.loads((tmp_path / "warm" / "warm_start.json").read_text())
     assert kept["noise"] == warm_start.noise and len(kept["losses"]) == 12
     assert kept["losses"][-1] < kept["losses"][0] - 1
-    taught, _ = load_model(tmp_path / "warm", device="cpu")
-    assert taught.state_dict().keys() == model.state_dict().keys()
+    recipe.shrink(tmp_path / "warm", base, tmp_path / "adapter.safetensors")
+    assert json.loads((tmp_path / "warm_start.json").read_text()) == kept
     grpo = replace(recipe.LAPTOP.grpo, steps=2, prompts_per_step=2, group_size=2, eval_problems=4)
-    settings = replace(recipe.LAPTOP, grpo=grpo, samples=2)
+    settings = replace(recipe.LAPTOP, grpo=grpo, groups=3)
     for mode in recipe.MODES:
-        recipe.record(mode, settings, tmp_path / "warm", tmp_path / mode)
+        warm = copy.deepcopy(base)
+        add_adapter(warm, tmp_path / "adapter.safetensors")
+        recipe.record(mode, settings, warm, tokenizer, tmp_path / mode)
         run = read_run(tmp_path / mode)
         assert run.made_by["task"] == f"ResearchTask(Corpus, {mode})"
-        assert (run.before.total, run.before.samples, run.config["steps"]) == (8, 2, 2)
+        assert (run.before.total, run.before.samples, run.config["steps"]) == (4, 1, 2)
+        assert (run.samples_after.total, run.samples_after.samples) == (6, 2)
         assert not (tmp_path / mode / "checkpoints").exists()
-        assert json.loads((tmp_path / mode / "warm_start.json").read_text()) == kept
+        replay_all(recipe.make_task(mode), tokenizer, run)
+
+
+def replay_all(task, tokenizer, run):
+    """Every recorded attempt, played again from its sampled tokens alone, has the reward and last reply it had."""
+    questions = task.held_out_problems()
+    for exam in (run.before, run.after, run.samples_before, run.samples_after):
+        for place, (outputs, (prompt, reply, reward)) in enumerate(zip(exam.outputs, exam.replies, strict=True)):
+            question = questions[place // exam.samples]
+            attempt = replay(task.open(question, tokenizer), outputs, tokenizer)
+            assert (question.prompt, attempt.reward) == (prompt, reward)
+            assert tokenizer.decode(attempt.calls[-1].output, skip_special_tokens=True) == reply
 
 
 def test_what_is_missing_or_in_the_way_is_said_before_minutes_are_spent(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit, match=r"expected the warm model in .*: run warm-start first"):
-        recipe.record("append_only", recipe.LAPTOP, tmp_path / "warm", tmp_path / "run")
+        recipe.shrink(tmp_path / "warm", tiny_model(), tmp_path / "adapter.safetensors")
     with pytest.raises(ValueError, match="mode: expected one of edit_context, append_only, got 'warm'"):
-        recipe.main(["warm"])
+        recipe.record("warm", recipe.LAPTOP, tiny_model(), None, tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("{}")
+    with pytest.raises(ValueError, match="which holds another run"):
+        recipe.record("append_only", recipe.LAPTOP, tiny_model(), None, tmp_path / "run")
 
 
 @pytest.mark.parametrize("settings", ["LAPTOP", "GPU"])

@@ -224,3 +224,16 @@ def test_recorded_runs_are_complete(folder):
     speed = run.throughput(peak_flops=1e15)
     assert 0 < speed["model_flops_utilisation"] < 1
     assert speed["sampling"] + speed["scoring"] + speed["updating"] == pytest.approx(1)
+
+
+def test_what_was_sampled_comes_back_and_a_broken_record_of_it_is_named(tmp_path):
+    replies = (("a", "x\n", 1.0), ("b", "é", 0.0))
+    exam = Evaluation(1, 2, replies, outputs=(((5, 6), (7,)), ((8,),)))
+    path = tmp_path / "evaluation_after.json"
+    runs.write_evaluation(path, exam)
+    assert runs.read_evaluation(path) == exam
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 2 + 3 + 2 * (2 + 2)  # an attempt a line
+    for outputs in ([[[5]]], 3, [[[5]], [["5"]]], [[[5]], [[-1]]], [[[5]], [[1.5]]], [[[5]], 7]):
+        path.write_text(json.dumps({"correct": 1, "total": 2, "replies": replies, "outputs": outputs}))
+        with pytest.raises(ValueError, match=r"evaluation_after.json: expected outputs as lists of token ids"):
+            runs.read_evaluation(path)

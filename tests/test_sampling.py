@@ -9,8 +9,9 @@ from small_worlds import NotesTask, letters_task, word_tokenizer
 
 import course_lib.sampling as sampling
 from course_lib.logprobs import response_log_probs
-from course_lib.models import tiny_model
-from course_lib.sampling import draw, sample_replies, sample_trajectories, stop_token_ids
+from course_lib.models import load_tiny_agent, tiny_model
+from course_lib.research import RandomLibraries, ResearchTask
+from course_lib.sampling import draw, replay, sample_replies, sample_trajectories, stop_token_ids
 from course_lib.tasks import Problem
 
 TOKENIZER = word_tokenizer()
@@ -165,3 +166,11 @@ def test_a_context_that_does_not_fit_is_refused():
     episode = task.open(Problem("a " * 300, "a"), TOKENIZER)
     with pytest.raises(ValueError, match="context: expected at most 251 tokens"):
         sample_trajectories(MODELS["llama"], TOKENIZER, [episode], max_new_tokens=5)
+
+
+def test_a_replay_of_another_episode_is_refused():
+    task, (_, tokenizer) = ResearchTask(RandomLibraries(hops=1)), load_tiny_agent()
+    answer = tokenizer.encode(" answer juice\n", add_special_tokens=False)
+    for outputs, said in (([answer, answer], "expected 1 calls"), ([], "expected more than 0 calls")):
+        with pytest.raises(ValueError, match=f"outputs: {said}"):
+            replay(task.open(task.training_problem(0), tokenizer), outputs, tokenizer)

@@ -1,8 +1,8 @@
 """Records part B of lesson 10 under data/runs: `python data/research/train.py NAME ...`, or all of them in this order.
 
-`warm-start` teaches SmolLM2 from an expert to search, open, note and answer, in both modes at once. `edit_context` and
-`append_only` train what came out by stepwise GRPO, each in its mode, with an exam before and after. A CUDA device takes
-the settings GPU, anything else LAPTOP: a quarter of an hour for the warm start on two cores, an hour for a mode.
+`warm-start` teaches SmolLM2 from an expert to search, open, note and answer, in both modes at once. `adapter` keeps
+what it learnt in 8.5 MB. `edit_context` and `append_only` train the small model with this adapter by stepwise GRPO,
+each in its mode, with an exam before and after. A CUDA device takes the settings GPU, anything else LAPTOP.
 """
 
 import json
@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from course_lib.models import load_model, load_small_model, save_model
+from course_lib.models import add_adapter, load_model, load_small_model, save_adapter, save_model
 from course_lib.research import Corpus, Mode, ResearchTask, expert_trajectory
-from course_lib.runs import prepare_folder, provenance, write_evaluation, write_whole
+from course_lib.runs import Evaluation, prepare_folder, provenance, write_evaluation, write_whole
 from course_lib.training import GRPOConfig, GRPOTrainer
 from course_lib.trajectories import Trajectory
 from course_lib.warm_start import warm_start
@@ -29,6 +29,8 @@ ROOT = Path(__file__).parents[2]
 CORPUS = Path("data/research")
 RUNS = Path("data/runs")
 WARM = Path("runs/research-warm")  # 540 MB, not shipped
+ADAPTER = CORPUS / "adapter.safetensors"
+RANK = 12
 MODES: tuple[Mode, ...] = ("edit_context", "append_only")
 BUDGET, CALLS = 160, 9
 """Tokens a call may see, and calls. Four look-ups take nine calls. With notes an expert never sees more than 117 tokens
@@ -56,17 +58,17 @@ class Settings:
 
     warm_start: WarmStart
     grpo: GRPOConfig
-    samples: int
-    """Replies to each question of the exam."""
+    groups: int
+    """Questions of the exam that are also tried as often as in training, for pass@k and to see what an advantage is."""
 
 
 LAPTOP = Settings(
     warm_start=WarmStart(steps=70),
     grpo=GRPOConfig(
-        steps=22, prompts_per_step=8, group_size=8, max_new_tokens=16, temperature=1.0, max_resamples=0,
-        learning_rate=2e-5, warmup_steps=2, tokens_per_row=1024, eval_problems=96,
+        steps=36, prompts_per_step=12, group_size=8, max_new_tokens=16, temperature=1.0, max_resamples=0,
+        learning_rate=2e-5, warmup_steps=2, tokens_per_row=1024, eval_problems=128,
     ),
-    samples=1,
+    groups=12,
 )  # fmt: skip
 GPU = Settings(
     warm_start=WarmStart(steps=300, questions=8, tokens_per_row=4096),
@@ -74,7 +76,7 @@ GPU = Settings(
         steps=20, prompts_per_step=32, group_size=16, max_new_tokens=16, temperature=1.0, max_resamples=0,
         learning_rate=2e-5, warmup_steps=2, tokens_per_row=4096, eval_problems=240,
     ),
-    samples=4,
+    groups=48,
 )  # fmt: skip
 
 
@@ -112,32 +114,49 @@ def teach(model: Any, tokenizer: Any, settings: WarmStart, folder: Path) -> None
     write_whole(folder / "warm_start.json", json.dumps(record, indent=1))
 
 
-def record(mode: Mode, settings: Settings, warm: Path, folder: Path) -> None:
+def shrink(folder: Path, base: Any, path: Path) -> None:
+    """Writes the difference of the model in `folder` to `base` as an adapter, and beside it how it was trained."""
+    if not folder.exists():
+        raise SystemExit(f"expected the warm model in {folder}, found none: run warm-start first")
+    model, _ = load_model(folder, device=base.device)
+    save_adapter(model, base, path, rank=RANK)
+    shutil.copy(folder / "warm_start.json", path.parent)
+
+
+def record(mode: Mode, settings: Settings, model: Any, tokenizer: Any, folder: Path) -> None:
     """Trains the warm model in one mode and leaves the run in `folder`."""
     task = make_task(mode)
-    if not warm.exists():
-        raise SystemExit(f"expected the warm model in {warm}, found none: run warm-start first")
     prepare_folder(folder)  # refuses another run's before the minutes of the exam
-    trainer = GRPOTrainer(*load_model(warm), task, replace(settings.grpo, output_dir=str(folder)))
-    before = trainer.evaluate(temperature=1.0, samples=settings.samples)
-    print(f"{mode}: {before}", flush=True)
+    trainer = GRPOTrainer(model, tokenizer, task, replace(settings.grpo, output_dir=str(folder)))
+    before = exams(trainer, settings)
+    print(f"{mode}: {before[0]}", flush=True)
     trainer.train()
-    after = trainer.evaluate(temperature=1.0, samples=settings.samples)
-    write_evaluation(folder / "evaluation_before.json", before)
-    write_evaluation(folder / "evaluation_after.json", after)
-    shutil.copy(warm / "warm_start.json", folder)
+    after = exams(trainer, settings)
+    for when, taken in (("before", before), ("after", after)):
+        for name, result in zip(("evaluation", "samples"), taken, strict=True):
+            write_evaluation(folder / f"{name}_{when}.json", result)
     shutil.rmtree(folder / "checkpoints")
-    print(f"{mode}: {before} -> {after}", flush=True)
+    print(f"{mode}: {before[0]} -> {after[0]}", flush=True)
+
+
+def exams(trainer: GRPOTrainer, settings: Settings) -> tuple[Evaluation, Evaluation]:
+    """One attempt at each question of the exam, and a group of attempts at each of the first ones."""
+    some, size = trainer.held_out[: settings.groups], settings.grpo.group_size
+    return trainer.evaluate(temperature=1.0), trainer.evaluate(temperature=1.0, samples=size, problems=some)
 
 
 def main(names: list[str]) -> None:
     """Does what was asked for, in the order of asking."""
     settings = GPU if torch.cuda.is_available() else LAPTOP
-    for name in names or ["warm-start", *MODES]:
+    for name in names or ["warm-start", "adapter", *MODES]:
+        model, tokenizer = load_small_model()
         if name == "warm-start":
-            teach(*load_small_model(), settings.warm_start, WARM)
+            teach(model, tokenizer, settings.warm_start, WARM)
+        elif name == "adapter":
+            shrink(WARM, model, ADAPTER)
         else:
-            record(name, settings, WARM, RUNS / f"research-{name}")
+            add_adapter(model, ADAPTER)
+            record(name, settings, model, tokenizer, RUNS / f"research-{name}")
 
 
 if __name__ == "__main__":
