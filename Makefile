@@ -14,7 +14,7 @@ export MALLOC_TRIM_THRESHOLD_ := 8000000000
 export JUPYTER_CONFIG_PATH := $(CURDIR)/tools/jupyter
 
 .DEFAULT_GOAL := help
-.PHONY: help learn finetune doctor test test-fast test-all lint docs notebooks bench clean
+.PHONY: help learn finetune capstone doctor test test-fast test-all lint docs notebooks bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,10 @@ ALLOW_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
 finetune: .venv/.installed .venv/.model ## fine-tune the small model with GRPO; options: make finetune ARGS="--help"
 	@$(PY) -m course_lib finetune $(ARGS)
+
+capstone: .venv/.installed .venv/.model ## record the runs of lesson 10 again: minutes on a GPU, more than an hour without
+	@$(PY) data/arithmetic/train.py
+	@$(PY) data/research/train.py edit_context append_only
 
 doctor: .venv/.installed ## say whether the course can run here
 	@$(PY) -m course_lib doctor

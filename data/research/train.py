@@ -2,7 +2,8 @@
 
 `warm-start` teaches SmolLM2 from an expert to search, open, note and answer, in both modes at once. `adapter` keeps
 what it learnt in 8.5 MB. `edit_context` and `append_only` train the small model with this adapter by stepwise GRPO,
-each in its mode, with an exam before and after. A CUDA device takes the settings GPU, anything else LAPTOP.
+each in its mode, with an exam before and after. A CUDA device takes the settings GPU, anything else LAPTOP; the runs
+are called gpu-research-NAME and research-NAME.
 """
 
 import json
@@ -147,7 +148,7 @@ def exams(trainer: GRPOTrainer, settings: Settings) -> tuple[Evaluation, Evaluat
 
 def main(names: list[str]) -> None:
     """Does what was asked for, in the order of asking."""
-    settings = GPU if torch.cuda.is_available() else LAPTOP
+    settings, runs = (GPU, "gpu-research") if torch.cuda.is_available() else (LAPTOP, "research")
     for name in names or ["warm-start", "adapter", *MODES]:
         model, tokenizer = load_small_model()
         if name == "warm-start":
@@ -156,7 +157,7 @@ def main(names: list[str]) -> None:
             shrink(WARM, model, ADAPTER)
         else:
             add_adapter(model, ADAPTER)
-            record(name, settings, model, tokenizer, RUNS / f"research-{name}")
+            record(name, settings, model, tokenizer, RUNS / f"{runs}-{name}")
 
 
 if __name__ == "__main__":
