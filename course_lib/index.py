@@ -111,6 +111,7 @@ NOTEBOOKS = {
     6: "06_grpo_in_practice.ipynb",
     7: "07_agent_trajectories.ipynb",
     8: "08_stepwise_grpo.ipynb",
+    10: "10_the_capstone.ipynb",
 }
 
 ENTRIES = (
@@ -642,5 +643,65 @@ ENTRIES = (
             "test_advantages.py::test_efficiency_climbs_the_price_of_a_success",
         ),
         exercises=("08.6",),
+    ),    Entry(
+        lesson=10,
+        heading="1 What a GPU changes",
+        name="time of a decoding step",
+        formula=r"\max\big(\tfrac{\text{bytes}}{\text{bandwidth}},\tfrac{2PB}{\text{peak}}\big)",
+        functions=("costs.decode_bytes", "costs.forward_flops"),
+        tests=("test_costs.py::test_decoding_reads_the_matrices_once_for_all_rows",),
+    ),
+    Entry(
+        lesson=10,
+        heading="2 Part A: sums and differences of two digits",
+        name="pass@k",
+        formula=r"1-\tbinom{n-c}{k}/\tbinom{n}{k}",
+        functions=("runs.pass_at_k", "runs.Evaluation.pass_at", "runs.read_run"),
+        tests=(
+            "test_runs.py::test_pass_at_k_is_the_mean_over_all_subsets",
+            "test_runs.py::test_pass_at_k_is_unbiased",
+        ),
+        exercises=("10.1", "10.2"),
+    ),
+    Entry(
+        lesson=10,
+        heading="3 Part B: research with one page and one line of notes",
+        name="warm start, and its adapter",
+        formula=r"\tfrac{1}{N}\sum\log\pi_\theta(y^*),\ W-W_0\approx LR^\top",
+        functions=("warm_start.warm_start", "models.save_adapter", "models.add_adapter"),
+        tests=(
+            "test_warm_start.py::test_gradient_is_that_of_reinforce_with_advantage_one",
+            "test_models.py::test_an_adapter_keeps_a_change_of_its_rank_and_the_nearest_of_a_larger_one",
+        ),
+    ),
+    Entry(
+        lesson=10,
+        heading="3 Part B: research with one page and one line of notes",
+        name="a research agent and its recorded attempts",
+        formula=r"c_{j+1}=f(c_j,y_j,o_j)",
+        functions=("research.ResearchTask", "sampling.replay"),
+        tests=(
+            "test_research_runs.py::test_only_an_agent_with_notes_fits_the_budget",
+            "test_research_runs.py::test_from_warm_start_to_a_recorded_run",
+        ),
+        exercises=("10.3",),
+    ),
+    Entry(
+        lesson=10,
+        heading="4 What would change at 7 billion parameters",
+        name="memory of a step",
+        formula=r"16P+4P_{\text{ref}}+16P_{\text{critic}}+\text{activations}+\dots",
+        functions=("costs.step_memory", "costs.activation_bytes", "costs.cache_bytes"),
+        tests=("test_costs.py::test_the_formula_explains_the_measured_memory",),
+        exercises=("10.4",),
+        trl="`gradient_checkpointing`",
+    ),
+    Entry(
+        lesson=10,
+        heading="4 What would change at 7 billion parameters",
+        name="model FLOP utilisation",
+        formula=r"\frac{2P\cdot\text{sampled}+6P\cdot\text{trained}}{\text{seconds}\cdot\text{peak}}",
+        functions=("costs.model_flops_utilisation", "runs.Run.throughput"),
+        tests=("test_costs.py::test_utilisation",),
     ),
 )

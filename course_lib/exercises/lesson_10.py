@@ -123,6 +123,62 @@ def pass_at_k(right, k):
         ),
     ),
     Exercise(
+        id="10.2",
+        title="What the records show",
+        minutes=8,
+        difficulty=3,
+        kind="choose",
+        stub="""
+# The four runs above began alike, with one seed, and took the same exam of 200 problems. Which sentence do
+# their records bear out?
+#   A  The symmetric clip is the better one: it has the highest exam.
+#   B  With the KL penalty the policy stays uncertain, because it is punished for leaving a model that was.
+#   C  The curriculum learns faster: early in the run it has the highest reward.
+#   D  The penalty keeps the policy from learning: its reward at the end is the lowest.
+#   E  Clip-higher finds better answers: it ends with more entropy than the symmetric clip.
+#   F  The curriculum was of no use: it ends where sums ends.
+choice = None
+""",
+        hints=(
+            "Ask of each sentence what it compares: the same exam, or rewards on different problems? And is the "
+            "difference larger than what another seed or another exam would have made?",
+            "The exams lie between 62 % and 66 %, each with an interval of 13 points. Which sentence does not need a "
+            "difference between them?",
+        ),
+        solution="B",
+        explanation="The penalty pulls towards the reference model, whose replies at temperature 1.2 are nearly "
+        "random: entropy 3.1 nats at the start. It is a mechanism with a measured trace, a kl that stays below one nat "
+        "or so and an entropy that stays highest, and it needs no difference in the exam, where there is none to be "
+        "told from luck.",
+        mistakes=(
+            Mistake(
+                "A",
+                "66 against 63 of a hundred is six problems of 200, and the intervals share most of their length. One "
+                "seed each: call it equal.",
+            ),
+            Mistake(
+                "C",
+                "Its first half is on easier problems. Rewards compare runs on the same problems; on the exam it is "
+                "the last one after eight steps and after sixteen.",
+            ),
+            Mistake(
+                "D",
+                "Reward is that of samples at temperature 1.2, and a policy with more entropy errs more often when it "
+                "is sampled. Taken greedily, its exam is as good as the others'.",
+            ),
+            Mistake(
+                "E",
+                "That its entropy is higher is in the records. That the answers are better is not: its exam is not "
+                "higher.",
+            ),
+            Mistake(
+                "F",
+                "Equal ends of one seed each do not show that it was of no use, as they do not show that it was: with "
+                "half its steps on other problems it ended level. More seeds or other lengths might tell.",
+            ),
+        ),
+    ),
+    Exercise(
         id="10.3",
         title="Pay for the answer",
         minutes=15,
