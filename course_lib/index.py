@@ -694,7 +694,6 @@ ENTRIES = (
         functions=("costs.step_memory", "costs.activation_bytes", "costs.cache_bytes"),
         tests=("test_costs.py::test_the_formula_explains_the_measured_memory",),
         exercises=("10.4",),
-        trl="`gradient_checkpointing`",
     ),
     Entry(
         lesson=10,
