@@ -44,7 +44,7 @@ ALLOW_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 finetune: .venv/.installed .venv/.model ## fine-tune the small model with GRPO; options: make finetune ARGS="--help"
 	@$(PY) -m course_lib finetune $(ARGS)
 
-capstone: .venv/.installed .venv/.model ## record the runs of lesson 10 again: minutes on a GPU, more than an hour without
+capstone: .venv/.installed .venv/.model ## record the runs of lesson 10 where none are: about an hour on two cores
 	@$(PY) data/arithmetic/train.py
 	@$(PY) data/research/train.py edit_context append_only
 

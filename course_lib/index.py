@@ -643,7 +643,8 @@ ENTRIES = (
             "test_advantages.py::test_efficiency_climbs_the_price_of_a_success",
         ),
         exercises=("08.6",),
-    ),    Entry(
+    ),
+    Entry(
         lesson=10,
         heading="1 What a GPU changes",
         name="time of a decoding step",
