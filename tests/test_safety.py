@@ -51,9 +51,11 @@ ALLOWED = {
     "course_lib/runs.py: subprocess.run",
     # A maintainer's tool: Chromium draws a notebook.
     "tools/notebooks.py: subprocess.run",
-    # Lesson 08 runs a script of this repository.
+    # Lessons 08 and 10 run a script of this repository each.
     "notebooks/08_stepwise_grpo.ipynb: runpy",
     "notebooks/08_stepwise_grpo.ipynb: runpy.run_path",
+    "notebooks/10_the_capstone.ipynb: runpy",
+    "notebooks/10_the_capstone.ipynb: runpy.run_path",
 }
 
 
