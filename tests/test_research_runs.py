@@ -3,13 +3,14 @@
 import copy
 import importlib.util
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from course_lib import research
-from course_lib.models import add_adapter, tiny_model, word_level_tokenizer
+from course_lib.models import add_adapter, find_small_model, load_small_model, tiny_model, word_level_tokenizer
 from course_lib.runs import read_run
 from course_lib.sampling import replay
 
@@ -70,6 +71,18 @@ def replay_all(task, tokenizer, run):
             attempt = replay(task.open(question, tokenizer), outputs, tokenizer)
             assert (question.prompt, attempt.reward) == (prompt, reward)
             assert tokenizer.decode(attempt.calls[-1].output, skip_special_tokens=True) == reply
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", sorted((ROOT / "data" / "runs").glob("research-*")), ids=lambda folder: folder.name)
+def test_the_shipped_records_are_what_their_sampled_tokens_say(recipe, folder, monkeypatch):
+    if not os.path.exists(find_small_model()):
+        pytest.skip("the small model is not on this machine")
+    monkeypatch.chdir(ROOT)
+    run = read_run(folder)
+    mode = run.made_by["task"].removeprefix("ResearchTask(Corpus, ").removesuffix(")")
+    assert len(run.before.outputs) == run.before.total and len(run.samples_after.outputs) == run.samples_after.total
+    replay_all(recipe.make_task(mode), load_small_model(device="cpu")[1], run)
 
 
 def test_what_is_missing_or_in_the_way_is_said_before_minutes_are_spent(recipe, tmp_path, monkeypatch):
