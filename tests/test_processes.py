@@ -88,11 +88,14 @@ def test_a_killed_process_ends_the_run_with_a_message_and_a_checkpoint(tmp_path)
 
 def test_accelerate_launch_is_understood(tmp_path):
     script = tmp_path / "run.py"
-    script.write_text("from course_lib.processes import *\njoin()\nprint('rank', rank(), 'of', size())")
+    # A file each: what two processes print can interleave within a line.
+    script.write_text(
+        "from pathlib import Path\nfrom course_lib.processes import *\njoin()\n"
+        "Path(__file__).with_name(f'rank{rank()}').write_text(f'{rank()} of {size()}')"
+    )
     options = ["--multi_gpu", "--num_processes=2", "--main_process_port=0"]
     command = [sys.executable, "-m", "accelerate.commands.launch", *options, str(script)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
-    ranks = sorted(line for line in ended.stdout.splitlines() if line.startswith("rank"))
-    assert ranks == ["rank 0 of 2", "rank 1 of 2"]
+    assert sorted(path.read_text() for path in tmp_path.glob("rank*")) == ["0 of 2", "1 of 2"]
