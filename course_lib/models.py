@@ -220,14 +220,26 @@ def load_model(
     return model.to(device or choose_device()), tokenizer
 
 
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | os.PathLike) -> None:
+def save_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str | os.PathLike,
+    *,
+    weights: dict[str, torch.Tensor] | None = None,
+) -> None:
     """Writes a model folder, safetensors and tokenizer, that `load_model` and transformers read.
+
+    Args:
+        model: the model; its own weights are written unless others are given.
+        tokenizer: its tokenizer.
+        folder: where to.
+        weights: the state to write, where the model holds only a part of it.
 
     Example:
         >>> save_model(model, tokenizer, "my-model")  # doctest: +SKIP
     """
     with _quiet():
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=weights)
         tokenizer.save_pretrained(folder)
 
 

@@ -13,9 +13,11 @@ import random
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -30,7 +32,21 @@ from course_lib.checkpoints import CheckpointError, newest_good_checkpoint, save
 from course_lib.logprobs import ScoredTokens, score_tokens
 from course_lib.losses import grpo_loss, token_weights
 from course_lib.models import autocast_dtype, save_model
-from course_lib.processes import rank, share, size, sum_gradients, wait
+from course_lib.processes import (
+    alike,
+    assembled,
+    clip_gradients,
+    gathered,
+    is_part,
+    part_of,
+    rank,
+    shard,
+    sharded,
+    share,
+    size,
+    sum_gradients,
+    wait,
+)
 from course_lib.runs import Evaluation, Metrics, begin_session, end_session, prepare_folder, write_whole
 from course_lib.sampling import sample_trajectories
 from course_lib.tasks import Problem, Task
@@ -192,9 +208,13 @@ class GRPOTrainer:
         self.reference_model = reference_model
         if config.beta != 0 and reference_model is None:
             self.reference_model = copy.deepcopy(model).eval().requires_grad_(False)
-        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        for each in (model, self.reference_model):
+            if each is not None:
+                shard(each)
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self.parameters = dict(sorted(trained, key=lambda pair: is_part(pair[1])))
         self.optimizer = torch.optim.AdamW(
-            self.parameters.values(),
+            [{"params": kind} for kind in alike(self.parameters.values())],
             lr=config.learning_rate,
             betas=(config.adam_beta1, config.adam_beta2),
             weight_decay=config.weight_decay,
@@ -311,7 +331,7 @@ class GRPOTrainer:
     def _play(
         self, problems: Sequence[Problem], temperature: float, seeds: Sequence[int], ids: Sequence[int]
     ) -> list[Trajectory]:
-        with self._precision():
+        with gathered(self.model), self._precision():
             return sample_trajectories(
                 self.model,
                 self.tokenizer,
@@ -342,8 +362,10 @@ class GRPOTrainer:
         if not all_rows:
             return {}
         rows = all_rows[rank() :: size()]
+        # Processes that share the layers pass through them together; one without a row left takes part with nothing.
+        idle = all_rows[: sharded() and math.ceil(len(all_rows) / size()) - len(rows)]
         old: list[torch.Tensor | None] = [None] * len(rows)
-        reference = self._score_reference(batch, rows)
+        reference = self._score_reference(batch, rows + idle)
         for _ in range(config.updates_per_batch):
             reports: list[Metrics] = []
             for number, row in enumerate(rows):
@@ -372,6 +394,8 @@ class GRPOTrainer:
                 largest = float((scored.log_probs.detach() - old[number])[batch.mask[row]].max().exp())
                 measured = {"loss": report.loss.item(), "entropy": entropy, "ratio_max": largest}
                 reports.append(report.metrics | measured)
+            for row in idle:
+                (0 * self._score(self.model, batch, row).log_probs.sum()).backward()
             norm = self._optimizer_step()
         merged = _merge(share(all_rows, lambda _: reports))
         tokens_run = sum(tree_size(batch.inputs(row)) for row in all_rows) * config.updates_per_batch
@@ -384,8 +408,16 @@ class GRPOTrainer:
         if not used:
             return []
         inputs = batch.inputs(used)
-        budget = min(self.config.tokens_per_row, math.ceil(tree_size(inputs) / size()))
-        return [[used[i] for i in row] for row in split_rows(inputs, budget)]
+        distinct, most = tree_size(inputs), self.config.tokens_per_row
+        rows = split_rows(inputs, min(most, math.ceil(distinct / size())))
+        run = sum(tree_size([inputs[i] for i in row]) for row in rows)
+        if run > 1.5 * distinct and size() == 1:
+            warnings.warn(
+                f"tokens_per_row: {most} cuts groups apart, and what they share is run once for every piece; a larger "
+                "value shares more and takes more memory",
+                stacklevel=2,
+            )
+        return [[used[i] for i in row] for row in rows]
 
     def _score(self, model: Any, batch: SegmentBatch, row: list[int]) -> ScoredTokens:
         with self._precision():
@@ -411,7 +443,7 @@ class GRPOTrainer:
 
     def _optimizer_step(self) -> float:
         sum_gradients(self.parameters.values())
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.max_grad_norm))
+        norm = clip_gradients(self.parameters.values(), self.config.max_grad_norm)
         if not math.isfinite(norm):
             raise FloatingPointError(
                 f"gradient: expected a finite norm in step {self.step + 1}, got {norm}; the weights were not changed. "
@@ -477,17 +509,21 @@ class GRPOTrainer:
         if self.output is None:
             raise ValueError("output_dir: expected a folder to save to, got None")
         weights = sum(p.numel() * p.element_size() for p in self.parameters.values())
-        root = self.output / "checkpoints"
+        root, write = self.output / "checkpoints", self._writer()
         if rank() == 0:  # weights and AdamW's two moments
-            save_checkpoint(root, self.step, self._write, keep=self.config.keep_checkpoints, size=3 * weights + 2**24)
+            save_checkpoint(root, self.step, write, keep=self.config.keep_checkpoints, size=3 * weights + 2**24)
         wait()
         return root / f"step-{self.step:06d}"
 
-    def _write(self, folder: Path) -> None:
-        save_model(self.model, self.tokenizer, folder)
+    def _writer(self) -> Callable[[Path], None]:
+        """Writes a checkpoint, which process 0 can do alone once all have put together what is to be written."""
         state = self.optimizer.state_dict()["state"]
         names = list(self.parameters)
         moments = {f"{names[i]}/{key}": value for i, entry in state.items() for key, value in entry.items()}
+        return partial(self._write, assembled(self.model.state_dict()), assembled(moments))
+
+    def _write(self, weights: dict[str, torch.Tensor], moments: dict[str, torch.Tensor], folder: Path) -> None:
+        save_model(self.model, self.tokenizer, folder, weights=weights)
         generators = {"torch": torch.get_rng_state()}
         if torch.cuda.is_available():
             generators |= {f"cuda{i}": value for i, value in enumerate(torch.cuda.get_rng_state_all())}
@@ -544,6 +580,7 @@ class GRPOTrainer:
         for name in filter(weights.__contains__, own):
             if (here := tuple(own[name].shape)) != (there := tuple(weights[name].shape)):
                 raise CheckpointError(f"{expected}, whose {name} is {here}, got {there}: another model's")
+        weights = {name: part_of(value, own.get(name)) for name, value in weights.items()}
         missing = self.model.load_state_dict(weights, strict=False).missing_keys
         tied = set(getattr(self.model, "_tied_weights_keys", None) or ())
         if lost := [name for name in missing if name not in tied and name in self.parameters]:
@@ -551,8 +588,9 @@ class GRPOTrainer:
         moments = load_file(folder / "optimizer.safetensors")
         saved = self.optimizer.state_dict()
         saved["state"] = {
-            index: {key: moments[f"{name}/{key}"] for key in ("step", "exp_avg", "exp_avg_sq")}
-            for index, name in enumerate(self.parameters)
+            index: {"step": moments[f"{name}/step"]}
+            | {key: part_of(moments[f"{name}/{key}"], parameter) for key in ("exp_avg", "exp_avg_sq")}
+            for index, (name, parameter) in enumerate(self.parameters.items())
             if f"{name}/step" in moments
         }
         self.optimizer.load_state_dict(saved)
@@ -581,9 +619,11 @@ class GRPOTrainer:
             if size() == 1:
                 raise
             kept = "resume from the newest checkpoint"
-            if self.output is not None and rank() == 0 and self._step_began_with is not None:
+            alone = self.output is not None and rank() == 0 and not sharded()  # has all that was learned
+            if alone and self._step_began_with is not None:
                 self.problems_drawn = self._step_began_with  # the unfinished step will be made again, from its start
-                save_checkpoint(self.output / "checkpoints", self.step, self._write, keep=self.config.keep_checkpoints)
+                root, keep = self.output / "checkpoints", self.config.keep_checkpoints
+                save_checkpoint(root, self.step, self._writer(), keep=keep)
                 kept = f"the checkpoint of step {self.step} was written; resume from it"
             raise RuntimeError(f"another process of this run ended in step {self.step + 1}; {kept}") from error
 

@@ -26,9 +26,12 @@ def float64_model(architecture, **options):
     model = tiny_model(architecture, dtype=torch.float64, **options)
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
-            shape, weight, eps = module.weight.shape, module.weight, module.variance_epsilon
-            module.forward = partial(torch.nn.functional.rms_norm, normalized_shape=shape, weight=weight, eps=eps)
+            module.forward = partial(_rms_norm, module)
     return model
+
+
+def _rms_norm(module, states):
+    return torch.nn.functional.rms_norm(states, module.weight.shape, module.weight, module.variance_epsilon)
 
 
 def early(text: str, answer: str) -> float:

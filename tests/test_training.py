@@ -63,6 +63,7 @@ def test_the_first_step_has_ratio_one_and_the_second_pass_has_not():
     assert trainer(steps=1, updates_per_batch=2).train()[0]["ratio_mean"] != 1.0
 
 
+@pytest.mark.filterwarnings("ignore:tokens_per_row")
 @pytest.mark.parametrize("tokens_per_row", [4, 1024])
 def test_the_largest_ratio_is_that_of_all_rows(tokens_per_row):
     run = trainer(tokens_per_row=tokens_per_row)
@@ -116,6 +117,13 @@ def gradient(run, trajectories):
     return torch.cat([g.flatten() for g in seen[0]])
 
 
+def test_rows_too_short_for_a_group_are_told_of():
+    run = trainer(prompts_per_step=6, tokens_per_row=4)
+    with pytest.warns(UserWarning, match="tokens_per_row: 4 cuts groups apart"):
+        run.update(run.sample_batch()[0])
+
+
+@pytest.mark.filterwarnings("ignore:tokens_per_row")
 @pytest.mark.parametrize("mode", ["token-mean", "sequence-mean", "sequence-sum", "fixed-length", "trajectory-mean"])
 @pytest.mark.parametrize("task", [letters_task(), NotesTask()], ids=["one call", "many calls"])
 def test_rows_and_order_change_no_gradient(mode, task):
@@ -423,7 +431,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path, monkeypatch):
 def test_an_infinite_gradient_stops_before_the_weights(monkeypatch):
     run = trainer()
     before = weights(run).clone()
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args: torch.tensor(float("nan")))
+    monkeypatch.setattr("course_lib.training.clip_gradients", lambda *args: float("nan"))
     with pytest.raises(FloatingPointError, match="gradient: expected a finite norm in step 1"):
         run.train()
     assert torch.equal(weights(run), before)
