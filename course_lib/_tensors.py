@@ -39,6 +39,12 @@ def require_number(name: str, value: Any, expected: str, holds: Callable[[float]
     return number
 
 
+def require_whole(name: str, value: Any, least: int) -> int:
+    """The value as a whole number of at least `least`."""
+    require_number(name, value, f"a whole number of at least {least}", lambda n: least <= n < 2**63 and n == int(n))
+    return int(value)
+
+
 def within(dtype: torch.dtype, number: float) -> float:
     """The number, or inf where the dtype does not reach so far: torch refuses 1e300 for float32, and takes inf."""
     return number if abs(number) <= torch.finfo(dtype).max else math.copysign(math.inf, number)

@@ -1,6 +1,6 @@
 """What GRPO costs in operations and in bytes, worked out from the shape of the model: one formula a function.
 
-No torch here: these are products of a few integers, to be checked by hand and used before a machine is paid for.
+No tensors here: these are products of a few integers, to be checked by hand and used before a machine is paid for.
 
 P are parameters, L layers, D the width, H heads, K key-value heads, d the size of a head, F the width of the
 feed-forward part, V the vocabulary; N tokens of a row, M places of it that predict a token, C tokens that each one
@@ -8,8 +8,11 @@ attends to, B rows that are decoded together. A multiplication and an addition a
 softmax, rotations and the optimizer's arithmetic are left out: they cost time, and next to no operations.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
+
+from course_lib._tensors import require, require_choice, require_number, require_whole
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -37,6 +40,9 @@ class ModelShape:
         tied: whether the output matrix is the embedding.
         qkv_bias: whether queries, keys and values have biases, as in Qwen2.
 
+    Raises:
+        ValueError: a size that is no whole number of at least 1.
+
     Example:
         >>> f"{SMOLLM2_135M.parameters:,}", f"{QWEN25_7B.parameters:,}"
         ('134,515,008', '7,615,616,512')
@@ -52,6 +58,11 @@ class ModelShape:
     tied: bool
     qkv_bias: bool = False
 
+    def __post_init__(self):
+        for name, value in asdict(self).items():
+            if name not in ("tied", "qkv_bias"):
+                require_whole(name, value, 1)
+
     @classmethod
     def of(cls, config: Any) -> "ModelShape":
         """The shape that a transformers configuration describes.
@@ -60,7 +71,8 @@ class ModelShape:
             ValueError: a model of another kind.
         """
         kind = getattr(config, "model_type", type(config).__name__)
-        if kind not in ("llama", "qwen2") or getattr(config, "attention_bias", False):
+        biases = getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False)
+        if kind not in ("llama", "qwen2") or biases:
             raise ValueError(f"config: expected that of a llama model without biases or of a qwen2 model, got {kind}")
         return cls(
             layers=config.num_hidden_layers,
@@ -103,6 +115,13 @@ QWEN25_7B = ModelShape(
 )  # fmt: skip
 
 
+def _check(shape: ModelShape, precision: str = "float32", **counts: float) -> None:
+    require(isinstance(shape, ModelShape), "shape", "a ModelShape", f"{shape!r:.80}")
+    require_choice("precision", precision, BYTES)
+    for name, value in counts.items():
+        require_number(name, value, "a finite number ≥ 0", lambda n: 0 <= n < math.inf)
+
+
 # ------------------------------------------------------------------------------------------------------ operations
 
 
@@ -129,8 +148,9 @@ def forward_flops(shape: ModelShape, tokens: int, context: float, *, predicted: 
         >>> round(forward_flops(SMOLLM2_135M, tokens=1, context=0) / SMOLLM2_135M.parameters, 2)
         2.0
     """
-    attention = 4 * shape.layers * shape.heads * shape.head_size * context
     predicted = tokens if predicted is None else predicted
+    _check(shape, tokens=tokens, context=context, predicted=predicted)
+    attention = 4 * shape.layers * shape.heads * shape.head_size * context
     return (2 * shape.layer_matrices + attention) * tokens + 2 * shape.head * predicted
 
 
@@ -181,6 +201,7 @@ def decode_bytes(shape: ModelShape, rows: int, context: float, *, precision: Pre
         >>> [round(forward_flops(QWEN25_7B, rows, 500) / decode_bytes(QWEN25_7B, rows, 500)) for rows in (1, 64, 1024)]
         [1, 57, 338]
     """
+    _check(shape, precision, rows=rows, context=context)
     width = BYTES[precision]
     return width * (shape.layer_matrices + shape.head) + cache_bytes(shape, rows * context, precision=precision)
 
@@ -204,7 +225,7 @@ def model_flops_utilisation(
         A fraction.
 
     Raises:
-        ValueError: seconds or peak_flops are not positive.
+        ValueError: a number that is negative or not finite; seconds or peak_flops of 0.
 
     Source:
         Chowdhery et al. (2022), PaLM, arXiv 2204.02311, appendix B.
@@ -213,9 +234,10 @@ def model_flops_utilisation(
         >>> model_flops_utilisation(10**9, sampled=1e5, trained=2e5, seconds=7.0, peak_flops=1e15)
         0.2
     """
+    for name, value in (("parameters", parameters), ("sampled", sampled), ("trained", trained)):
+        require_number(name, value, "a finite number ≥ 0", lambda n: 0 <= n < math.inf)
     for name, value in (("seconds", seconds), ("peak_flops", peak_flops)):
-        if not value > 0:
-            raise ValueError(f"{name}: expected a number > 0, got {value}")
+        require_number(name, value, "a finite number > 0", lambda n: 0 < n < math.inf)
     return parameters * (2 * sampled + 6 * trained) / (seconds * peak_flops)
 
 
@@ -229,6 +251,7 @@ def cache_bytes(shape: ModelShape, tokens: float, *, precision: Precision = "flo
         >>> cache_bytes(QWEN25_7B, 1, precision="bfloat16")
         57344
     """
+    _check(shape, precision, tokens=tokens)
     return 2 * shape.layers * shape.kv_heads * shape.head_size * BYTES[precision] * tokens
 
 
@@ -265,6 +288,7 @@ def layer_bytes(shape: ModelShape, tokens: int, *, precision: Precision = "float
         >>> [round(layer_bytes(SMOLLM2_135M, row) / 2**20) for row in (1024, 2048, 4096)]
         [51, 109, 250]
     """
+    _check(shape, precision, tokens=tokens)
     narrow, attention = BYTES[precision], shape.heads * shape.head_size
     inputs = 2 if precision == "float32" else 5
     wide = 4 * (4 * shape.width + shape.heads + 2)
@@ -292,6 +316,7 @@ def activation_bytes(
         >>> [round(activation_bytes(SMOLLM2_135M, 1024, checkpointing=on) / 2**20) for on in (False, True)]
         [1516, 68]
     """
+    _check(shape, precision, tokens=tokens)
     one = 4 * shape.width * tokens if checkpointing else layer_bytes(shape, tokens, precision=precision)
     return shape.layers * one
 
@@ -307,6 +332,7 @@ def logits_bytes(
         >>> round(logits_bytes(SMOLLM2_135M, 400) / 2**20), round(logits_bytes(SMOLLM2_135M, 10**6) / 2**20)
         (225, 384)
     """
+    _check(shape, precision, predicted=predicted, kept=kept)
     return min(predicted * shape.vocabulary, kept) * (BYTES[precision] + 8)
 
 
@@ -348,6 +374,7 @@ def step_memory(
         >>> [(name, round(parts[name] / 2**30, 1)) for name in ("weights", "activations", "recomputed", "peak")]
         [('weights', 28.4), ('activations', 1.5), ('recomputed', 1.1), ('peak', 128.5)]
     """
+    _check(shape, precision, row=row, predicted=predicted, cached=cached)
     model = 4 * shape.parameters
     parts = {
         "weights": model,
@@ -357,7 +384,7 @@ def step_memory(
         "activations": activation_bytes(shape, row, precision=precision, checkpointing=checkpointing),
         "recomputed": layer_bytes(shape, row, precision=precision) if checkpointing else 0,
         "logits": logits_bytes(shape, predicted, precision=precision),
-        "cache": cache_bytes(shape, cached),
+        "cache": cache_bytes(shape, cached),  # autocast leaves the keys, which a norm or a rotation made, in float32
         "reference": model if reference else 0,
         "critic": 4 * model if critic else 0,
     }

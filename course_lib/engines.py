@@ -518,7 +518,7 @@ def load_recording(path: str | Path) -> Recording:
         'llama.cpp, Q4_1'
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: expected UTF-8 text, got {error}") from error
     calls, trainer, before = [], {}, {}

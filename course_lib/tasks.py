@@ -18,6 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
+from course_lib._tensors import require_whole
 from course_lib.rewards import REWARDS, first_integer_reward, lenient_number_reward
 
 RewardFunction = Callable[[str, str], float]
@@ -125,9 +126,7 @@ class SingleTurnTask:
 
     def training_problem(self, index: int) -> Problem:
         """The index-th problem of the training stream."""
-        if index < 0:
-            raise ValueError(f"index: expected 0 or more, got {index}")
-        epoch, position = divmod(index, len(self._training))
+        epoch, position = divmod(require_whole("index", index, 0), len(self._training))
         return self._training[_shuffled(len(self._training), f"{self.seed}/{epoch}")[position]]
 
     def held_out_problems(self) -> Sequence[Problem]:
@@ -353,9 +352,10 @@ class Curriculum:
 
     def training_problem(self, index: int) -> Problem:
         """The index-th problem of the stages, then of the task."""
-        if 0 <= index < len(self._first):
+        index = require_whole("index", index, 0)
+        if index < len(self._first):
             return self._first[index]
-        return self.task.training_problem(index - len(self._first) if index >= 0 else index)
+        return self.task.training_problem(index - len(self._first))
 
     def held_out_problems(self) -> Sequence[Problem]:
         """The exam of the task."""

@@ -534,7 +534,7 @@ class GRPOTrainer:
             "step": self.step,
             "problems_drawn": self.problems_drawn,
             "history": self.history,
-            "times_bytes": self._file_size("times.jsonl"),
+            "times": self._times_of_all_sessions(),
             "config": asdict(self.config),
             "task": self._task_name(),
             "python_random": random.getstate(),
@@ -566,9 +566,8 @@ class GRPOTrainer:
         self.step, self.problems_drawn, self.history = state["step"], state["problems_drawn"], state["history"]
         if rank() == 0:
             # Lines of steps after the checkpoint go; one that a power cut kept from reaching the disk comes back.
-            (self.output / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in self.history))
-            if (path := self.output / "times.jsonl").exists():
-                os.truncate(path, min(state["times_bytes"], path.stat().st_size))
+            write_whole(self.output / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in self.history))
+            write_whole(self.output / "times.jsonl", state["times"])
         return self.step
 
     def _read_weights(self, folder: Path) -> None:
@@ -645,6 +644,10 @@ class GRPOTrainer:
                     os.truncate(path, before)  # no half line
                 said = f"{path} could not be written ({error}); checkpoints are untouched"
                 raise OSError(f"output_dir: {said}") from error
+
+    def _times_of_all_sessions(self) -> str:
+        path = self.output / "times.jsonl"
+        return path.read_text() if path.exists() else ""
 
     def _file_size(self, name: str) -> int:
         path = self.output / name

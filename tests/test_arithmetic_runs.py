@@ -1,6 +1,7 @@
 """The recipe of part A, data/arithmetic/train.py, with a tiny model."""
 
 import importlib.util
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from small_worlds import word_tokenizer
 
 from course_lib.models import tiny_model
 from course_lib.runs import read_run
+from course_lib.training import GRPOTrainer
 
 ROOT = Path(__file__).parents[1]
 TINY = ["--steps=2", "--prompts-per-step=2", "--group-size=2", "--max-new-tokens=2", "--eval-problems=4", "--samples=2"]
@@ -57,3 +59,19 @@ def test_the_settings_of_a_gpu_run_here_too(recipe, model, tmp_path, monkeypatch
 def test_an_unknown_run_is_refused(recipe):
     with pytest.raises(SystemExit, match="expected some of sums, kl, symmetric"):
         recipe.main(["sum"])
+
+
+def test_a_stopped_run_goes_on_and_the_next_is_not_begun(recipe, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe, "RUNS", tmp_path)
+    monkeypatch.setattr(recipe, "LAPTOP", [*recipe.LAPTOP, model])
+    for name in ("sums", "kl"):
+        monkeypatch.setitem(recipe.NAMES, name, [*recipe.NAMES[name], *TINY])
+    train = GRPOTrainer.train
+    with monkeypatch.context() as once:
+        stop = lambda metrics: signal.raise_signal(signal.SIGINT)  # noqa: E731
+        once.setattr(GRPOTrainer, "train", lambda trainer, on_step: train(trainer, on_step=stop))
+        with pytest.raises(SystemExit, match="sums: stopped on its way; the same command goes on"):
+            recipe.main(["sums", "kl"])
+    assert [path.name for path in tmp_path.iterdir()] == ["arithmetic-sums"]
+    assert recipe.main(["sums"]) == 0
+    assert len(read_run(tmp_path / "arithmetic-sums").metrics) == 2

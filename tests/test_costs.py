@@ -1,8 +1,10 @@
 """Costs worked out from a shape are those of real models: parameters, operations and bytes are counted."""
 
 import json
+import math
 import os
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -112,7 +114,7 @@ def test_utilisation():
     flops = forward_flops(shape, 500, 0) + training_flops(shape, 1000, 0)
     share = model_flops_utilisation(shape.parameters, sampled=500, trained=1000, seconds=seconds, peak_flops=1e15)
     assert share == pytest.approx(flops / seconds / 1e15, rel=0.08)  # an embedding of its own is looked up
-    with pytest.raises(ValueError, match="peak_flops: expected a number > 0, got 0"):
+    with pytest.raises(ValueError, match="peak_flops: expected a finite number > 0, got 0"):
         model_flops_utilisation(1, sampled=1, trained=1, seconds=1, peak_flops=0)
 
 
@@ -250,3 +252,35 @@ def _formula(way):
     row = min(way["tokens_per_row"], way["tokens_run"])
     options = {"cached": 0, "checkpointing": way["checkpointing"]}
     return step_memory(SMOLLM2_135M, row=row, predicted=row * 852 // 1008, **options)["peak"]
+
+
+@pytest.mark.parametrize("value", [None, "3", math.nan, math.inf, -1, 10**400, [1]])
+def test_counts_are_finite_numbers(value):
+    shape = costs.SMOLLM2_135M
+    rest = {"sampled": 1, "trained": 1, "seconds": 1, "peak_flops": 1}
+    for name, call in {
+        "tokens": lambda: costs.forward_flops(shape, value, 5),
+        "context": lambda: costs.training_flops(shape, 5, value),
+        "rows": lambda: costs.decode_bytes(shape, value, 5),
+        "tokens ": lambda: costs.cache_bytes(shape, value),
+        " tokens": lambda: costs.layer_bytes(shape, value),
+        "tokens  ": lambda: costs.activation_bytes(shape, value, checkpointing=True),
+        "predicted": lambda: costs.logits_bytes(shape, value),
+        "cached": lambda: costs.step_memory(shape, row=1, predicted=1, cached=value),
+        "parameters": lambda: costs.model_flops_utilisation(value, **rest),
+        "seconds": lambda: costs.model_flops_utilisation(1, **rest | {"seconds": value}),
+    }.items():
+        with pytest.raises(ValueError, match=f"^{name.strip()}: expected a finite number"):
+            call()
+
+
+def test_shapes_and_precisions_are_known_ones():
+    with pytest.raises(ValueError, match='precision: expected one of "float32", "bfloat16", got '):
+        costs.cache_bytes(costs.SMOLLM2_135M, 1, precision="float16")
+    with pytest.raises(ValueError, match="shape: expected a ModelShape, got None"):
+        costs.forward_flops(None, 1, 1)
+    for width in (0, 1.5, math.nan, None):
+        with pytest.raises(ValueError, match="width: expected a whole number of at least 1"):
+            replace(costs.SMOLLM2_135M, width=width)
+    with pytest.raises(ValueError, match="config: expected that of a llama model without biases"):
+        costs.ModelShape.of(tiny_model("llama", mlp_bias=True).config)

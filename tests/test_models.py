@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import shutil
 import sys
@@ -13,6 +14,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -507,3 +509,39 @@ def test_the_shipped_adapter_fits_the_small_model():
     before = model.lm_head.weight.detach().clone()
     models.add_adapter(model, models.TINY_AGENT_FOLDER.parent / "research" / "adapter.safetensors")
     assert not torch.equal(before, model.lm_head.weight) and bool(model.lm_head.weight.isfinite().all())
+
+
+def test_an_adapter_that_is_damaged_changes_nothing(tmp_path):
+    path, model = tmp_path / "adapter.safetensors", tiny_model()
+    models.save_adapter(tiny_model(seed=1), tiny_model(seed=0), path, rank=2)
+    good, before = load_file(path), {name: p.clone() for name, p in model.named_parameters()}
+    name = next(iter(good))
+    for damaged in (
+        {},
+        {key: value for key, value in good.items() if key != name},
+        good | {"model.layers.0.mlp.up_proj.weight/middle": good[name].clone()},
+        good | {name: good[name] * math.nan},
+        good | {name: good[name].float() * 1e38 * 1e38},
+        good | {name: good[name][:, 0].clone()},
+        good | {name: good[name][..., None].clone()},
+        good | {name: good[name].int()},
+    ):
+        save_file(damaged, path)
+        with pytest.raises(models.ModelError, match=r"adapter: .* (belongs to another model|is damaged)"):
+            models.add_adapter(model, path)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_an_adapter_is_only_written_whole(tmp_path):
+    taught, base, path = tiny_model(seed=1), tiny_model(), tmp_path / "adapter.safetensors"
+    for rank in (0, -1, 1.5, math.nan, None):
+        with pytest.raises(ValueError, match="rank: expected a whole number of at least 1"):
+            models.save_adapter(taught, base, path, rank=rank)
+    with pytest.raises(ValueError, match="base: expected a model with the matrices of the trained one"):
+        models.save_adapter(taught, tiny_model("gpt2"), path, rank=2)
+    with pytest.raises(ValueError, match="path: expected a file in a folder that exists"):
+        models.save_adapter(taught, base, tmp_path / "none" / "adapter", rank=2)
+    next(taught.parameters()).data[0, 0] = math.nan
+    with pytest.raises(ValueError, match="model: expected finite weights"):
+        models.save_adapter(taught, base, path, rank=2)
+    assert not list(tmp_path.iterdir())

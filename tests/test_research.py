@@ -1,3 +1,5 @@
+import json
+import math
 import runpy
 from collections import Counter
 from functools import cache
@@ -373,7 +375,7 @@ def test_a_broken_corpus_is_refused(tmp_path):
 def test_errors_name_the_argument():
     with pytest.raises(ValueError, match="mode: expected one of edit_context, append_only, got 'both'"):
         ResearchTask(libraries(), mode="both")
-    with pytest.raises(ValueError, match="context_budget: expected at least 1, got 0"):
+    with pytest.raises(ValueError, match="context_budget: expected a whole number of at least 1, got 0"):
         ResearchTask(libraries(), context_budget=0)
     with pytest.raises(ValueError, match="hops"):
         RandomLibraries(hops=())
@@ -430,3 +432,55 @@ def test_step_mixed_takes_its_baseline_over_calls():
     batch = batch_of("step-mixed")
     assert batch.tokens.equal(batch_of("stepwise").tokens)
     assert batch.advantages.tolist() == [0.25, 0.25, 0.25, -0.75]
+
+
+@pytest.mark.parametrize("value", [None, "2", 1.5, math.nan, -1, [1.5], 10**400])
+def test_numbers_of_the_environment_are_whole(value):
+    for name, make in {
+        "hops": lambda: RandomLibraries(hops=value, held_out=0),
+        "held_out": lambda: RandomLibraries(held_out=value),
+        "index": lambda: RandomLibraries(held_out=0).training_problem(value),
+        "max_calls": lambda: ResearchTask(RandomLibraries(held_out=0), max_calls=value),
+        "count": lambda: Library([Document("a", "b")]).search("b", count=value),
+    }.items():
+        with pytest.raises(ValueError, match=f"{name}: expected a whole number of at least"):
+            make()
+
+
+@pytest.mark.parametrize("pages", [[], [Document("", "")]])
+def test_a_library_without_words_finds_nothing(pages):
+    assert Library(pages).search("anything") == []
+
+
+@pytest.mark.parametrize("noise", [None, math.nan, -0.1, 2, "0"])
+def test_noise_is_a_probability(noise):
+    task = ResearchTask(RandomLibraries(held_out=0))
+    with pytest.raises(ValueError, match="noise: expected a probability"):
+        expert_trajectory(task, task.training_problem(0), word_tokenizer(), noise=noise)
+
+
+def test_what_the_facts_lack_is_named():
+    with pytest.raises(ValueError, match="facts: expected the boss of ada, got none"):
+        follow("pet of boss of ada", {"bob": {"pet": "cat"}})
+
+
+def test_a_corpus_with_odd_rows(tmp_path):
+    page = {"title": "Ada\u2028Lee", "text": "Her boss is Otto.", "facts": {"boss": "Otto"}}
+    question = {"prompt": "Who?", "answer": "Otto", "hops": 1, "asked": "boss of Ada\u2028Lee", "held_out": False}
+
+    def write(**changes):
+        (tmp_path / "documents.jsonl").write_text(json.dumps(page, ensure_ascii=False) + "\n", encoding="utf-8")
+        (tmp_path / "questions.jsonl").write_text(json.dumps(question | changes) + "\n", encoding="utf-8")
+
+    (tmp_path / "searches.json").write_text('{"ship": "ship captain {}"}')
+    write()
+    assert Corpus(tmp_path, hops=1).library.page("ada lee").text == "Her boss is Otto."
+    for changes in ({"answer": " "}, {"prompt": ""}, {"prompt": "\ud800"}, {"hops": True}, {"hops": 0}):
+        write(**changes)
+        with pytest.raises(ValueError, match=r"questions.jsonl, line 1: expected prompt, answer"):
+            Corpus(tmp_path)
+    write()
+    for template in ("{x}", "{", "{0.__class__}", "{:>99}"):
+        (tmp_path / "searches.json").write_text(json.dumps({"ship": template}))
+        with pytest.raises(ValueError, match=r"searches.json: expected words for each relation"):
+            Corpus(tmp_path)

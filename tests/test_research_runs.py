@@ -4,6 +4,7 @@ import copy
 import importlib.util
 import json
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +61,30 @@ def test_from_warm_start_to_a_recorded_run(recipe, tokenizer, tmp_path, monkeypa
         assert (run.samples_after.total, run.samples_after.samples) == (6, 2)
         assert not (tmp_path / mode / "checkpoints").exists()
         replay_all(recipe.make_task(mode), tokenizer, run)
+
+
+@pytest.mark.slow
+def test_a_stopped_recording_goes_on_where_it_stopped(recipe, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    grpo = replace(recipe.LAPTOP.grpo, steps=3, prompts_per_step=2, group_size=2, eval_problems=2)
+    settings = replace(recipe.LAPTOP, grpo=grpo, groups=1)
+    train = recipe.GRPOTrainer.train
+
+    def record(folder):
+        model = tiny_model(vocab_size=len(tokenizer), hidden_size=32, max_position_embeddings=512)
+        recipe.record("edit_context", settings, model, tokenizer, folder)
+
+    record(tmp_path / "whole")
+    with monkeypatch.context() as once:
+        stop = lambda metrics: signal.raise_signal(signal.SIGINT)  # noqa: E731
+        once.setattr(recipe.GRPOTrainer, "train", lambda trainer: train(trainer, on_step=stop))
+        with pytest.raises(SystemExit, match="edit_context: stopped after step 1; the same command goes on"):
+            record(tmp_path / "stopped")
+    assert (tmp_path / "stopped" / "checkpoints" / "step-000001").exists()
+    record(tmp_path / "stopped")
+    whole, stopped = (read_run(tmp_path / name) for name in ("whole", "stopped"))
+    assert (stopped.metrics, stopped.before, stopped.after) == (whole.metrics, whole.before, whole.after)
+    assert [session["from_step"] for session in stopped.made_by["sessions"]] == [0, 1]
 
 
 def replay_all(task, tokenizer, run):

@@ -100,7 +100,8 @@ def test_the_record_names_no_path_of_the_machine(run):
 
 
 def test_an_exam_prints_its_interval():
-    assert str(Evaluation(72, 200, ())) == "36.0% of 200 (95 % interval 29.7% to 42.9%)"
+    replies = tuple(("", "", float(place < 72)) for place in range(200))
+    assert str(Evaluation(72, 200, replies)) == "36.0% of 200 (95 % interval 29.7% to 42.9%)"
 
 
 def test_several_replies_a_problem():
@@ -146,7 +147,8 @@ def test_pass_at_k_of_many_replies():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [((3, 2, 1), "correct: expected 0 to total=2, got 3"), ((1, 2, 3), "k: expected 1 to total=2, got 3"),
-     ((1, 2, 0), "k: expected 1 to total=2, got 0"), ((0, 0, 1), "k: expected 1 to total=0")],
+     ((1, 2, 0), "k: expected a whole number of at least 1, got 0"),
+     ((0, 0, 1), "total: expected a whole number of at least 1")],
 )  # fmt: skip
 def test_pass_at_k_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
@@ -168,7 +170,7 @@ def test_what_a_run_says_of_its_sessions():
     first = {"peak_memory_gib": 3.0, "device": "old", "threads": 4, "memory_gib": 16.0}
     last = {"peak_memory_gib": 1.0, "device": "new", "threads": 2, "memory_gib": 7.7}
     times = [{"sampling": 60.0, "updating": 30.0}, {"sampling": 20.0, "updating": 10.0}]
-    exam = Evaluation(0, 1, ())
+    exam = Evaluation(0, 1, (("", "", 0.0),))
     run = Run("run", {}, {"sessions": [first, last]}, [], times, exam, exam)
     assert (run.minutes, run.peak_memory, run.hardware) == (2.0, 3.0, "new, 2 threads, 8 GiB")
 
@@ -180,7 +182,7 @@ def test_throughput_from_the_rows():
         {"reply_tokens": 10.0, "calls": 1.0, "groups_sampled": 1},  # every group was dead
     ]
     times = [{"sampling": 6.0, "scoring": 1.0, "updating": 3.0}, {"sampling": 10.0, "updating": 0.0}]
-    exam = Evaluation(0, 1, ())
+    exam = Evaluation(0, 1, (("", "", 0.0),))
     made_by = {"model": "Llama, 2,000 parameters", "sessions": sessions}
     made = Run("run", {"group_size": 4}, made_by, metrics, times, exam, exam)
     found = made.throughput(peak_flops=1e6)
@@ -237,3 +239,77 @@ def test_what_was_sampled_comes_back_and_a_broken_record_of_it_is_named(tmp_path
         path.write_text(json.dumps({"correct": 1, "total": 2, "replies": replies, "outputs": outputs}))
         with pytest.raises(ValueError, match=r"evaluation_after.json: expected outputs as lists of token ids"):
             runs.read_evaluation(path)
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "value"),
+    [
+        ("config.json", "steps", 2**40),
+        ("config.json", "group_size", 0),
+        ("run.json", "model", "a large one"),
+        ("evaluation_after.json", "correct", 10**6),
+        ("evaluation_after.json", "total", 0),
+        ("evaluation_after.json", "samples", 10**6),
+    ],
+)
+def test_numbers_that_contradict_each_other_are_refused(run, file, name, value):
+    kept = json.loads((run / file).read_text())
+    (run / file).write_text(json.dumps(kept | {name: value}))
+    with pytest.raises(ValueError, match=f"(?s){file}|config.json|metrics.jsonl"):
+        read_run(run)
+
+
+def test_numbers_that_are_none_are_refused(run):
+    rows = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join([json.dumps(json.loads(rows[0]) | {"reward": math.nan}), *rows[1:]]))
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1: expected reward as float"):
+        read_run(run)
+
+
+@pytest.mark.parametrize("name", ["peak_memory_gib", "device_memory_gib"])
+def test_memory_is_a_finite_number(run, name):
+    kept = json.loads((run / "run.json").read_text())
+    kept["sessions"][0][name] = math.nan
+    (run / "run.json").write_text(json.dumps(kept))
+    with pytest.raises(ValueError, match=f"run.json: expected {name} as float"):
+        read_run(run)
+
+
+def test_a_record_without_what_throughput_needs_says_so(run):
+    made = read_run(run)
+    with pytest.raises(ValueError, match="metrics: expected reply_tokens in each step"):
+        replace(made, metrics=[{"calls": 1, "groups_sampled": 1}]).throughput()
+    with pytest.raises(ValueError, match="times: expected more than 0 seconds"):
+        replace(made, times=[{"sampling": 0.0}]).throughput()
+
+
+@pytest.mark.parametrize("folder", [None, 3, Path(__file__)])
+def test_what_is_no_folder_is_no_run(folder):
+    with pytest.raises(ValueError, match=r"folder: expected a path|expected a recorded run, config.json is missing"):
+        read_run(folder)
+
+
+@pytest.mark.parametrize("exam", [(0, 0, ()), (1, 1, (("", "", 0.0),)), (0, 1, (("", "", math.nan),))])
+def test_an_exam_is_its_replies(exam):
+    with pytest.raises(ValueError, match=r"correct|total|replies"):
+        Evaluation(*exam)
+
+
+def test_half_a_surrogate_pair_comes_back(tmp_path):
+    exam = Evaluation(1, 1, (("a", "\ud800 é", 1.0),))
+    runs.write_evaluation(str(tmp_path / "exam.json"), exam)
+    assert runs.read_evaluation(str(tmp_path / "exam.json")) == exam
+    assert [path.name for path in tmp_path.iterdir()] == ["exam.json"]
+
+
+@pytest.mark.parametrize("k", [None, "1", 1.5, math.nan, [1], 0, 5])
+def test_k_is_a_whole_number_up_to_n(k):
+    with pytest.raises(ValueError, match=r"^k: expected"):
+        runs.pass_at_k(1, 4, k)
+
+
+@pytest.mark.parametrize("record", ["{}", '{"sessions": 5}', '{"sessions": []}'])
+def test_a_broken_list_of_sessions_is_named(tmp_path, record):
+    (tmp_path / "run.json").write_text(record)
+    with pytest.raises(ValueError, match=r"run\.json: expected"):
+        runs.end_session(tmp_path, step=1, seconds=1.0)

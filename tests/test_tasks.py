@@ -174,7 +174,7 @@ def test_epochs_and_seeds_differ():
 
 
 def test_a_negative_index():
-    with pytest.raises(ValueError, match=r"^index: expected 0 or more, got -1"):
+    with pytest.raises(ValueError, match=r"^index: expected a whole number of at least 0, got -1"):
         single().training_problem(-1)
 
 
@@ -271,7 +271,7 @@ def test_a_curriculum_goes_through_its_stages():
     assert [task.training_problem(50 + i) for i in range(9)] == [hard.training_problem(i) for i in range(9)]
     assert task.held_out_problems() == hard.held_out_problems()
     assert task.name == "Curriculum(20 x Arithmetic(level=1), 30 x Arithmetic(level=2), Arithmetic(level=3))"
-    with pytest.raises(ValueError, match=r"^index: expected 0 or more, got -1"):
+    with pytest.raises(ValueError, match=r"^index: expected a whole number of at least 0, got -1"):
         task.training_problem(-1)
 
 

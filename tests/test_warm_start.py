@@ -5,7 +5,7 @@ import torch
 from small_worlds import float64_model, word_tokenizer
 
 from course_lib.losses import reinforce_loss
-from course_lib.models import load_tiny_agent
+from course_lib.models import load_tiny_agent, tiny_model
 from course_lib.research import RandomLibraries, ResearchTask, expert_trajectory
 from course_lib.sampling import sample_trajectories
 from course_lib.trajectories import Call, Trajectory, stepwise_batch
@@ -83,3 +83,45 @@ def test_the_tiny_agent_looks_things_up_and_writes_noise():
     right = [f"open {problem.asked.split(' of ')[-1]}" for problem in exam]
     assert sum(a == b for a, b in zip(firsts, right, strict=True)) >= 95
     assert 3 <= sum(trajectory.reward for trajectory in played) <= 25
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("max_grad_norm", value) for value in (0, -1, math.nan, None, "1")),
+        *(("weight_decay", value) for value in (-1, math.inf, "0")),
+        *(("tokens_per_row", value) for value in (0, 1.5)),
+        *(("learning_rate", lambda step, value=value: value) for value in (-1, math.nan, 10**400, None)),
+    ],
+)
+def test_a_number_out_of_its_range_changes_nothing(name, value):
+    model = tiny_model()
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=f"{name}: expected"):
+        warm_start(model, [EXPERT], **{"learning_rate": lambda step: 0.01, name: value})
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_nothing_to_imitate_and_nothing_to_train_are_told():
+    with pytest.raises(ValueError, match="batches: expected at least one token of the expert in batch 0"):
+        warm_start(tiny_model(), [[Trajectory([Call([5], [])], 1.0, 0)]], learning_rate=lambda step: 0.01)
+    with pytest.raises(ValueError, match="model: expected parameters that are trained"):
+        warm_start(tiny_model().requires_grad_(False), [EXPERT], learning_rate=lambda step: 0.01)
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_weights(monkeypatch):
+    model = tiny_model()
+    before = [p.clone() for p in model.parameters()]
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args: torch.tensor(math.nan))
+    with pytest.raises(FloatingPointError, match="gradient: expected a finite norm in step 0"):
+        warm_start(model, [EXPERT], learning_rate=lambda step: 0.01)
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_gradients_that_were_left_over_do_not_count():
+    fresh, used = tiny_model(), tiny_model()
+    for parameter in used.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    for model in (fresh, used):
+        warm_start(model, [EXPERT], learning_rate=lambda step: 0.01)
+    assert all(map(torch.equal, fresh.parameters(), used.parameters()))

@@ -96,6 +96,39 @@ def pass_at_k(right, k):
 """,
                 "This is the chance that all k are right. One is enough.",
             ),
+            Mistake(
+                """
+def pass_at_k(right, k):
+    n = right.shape[1]
+    return sum(math.comb(n - int(c), k) / math.comb(n, k) for c in right.sum(dim=1)) / len(right)
+""",
+                "This is the chance that all k are wrong. Asked is that one of them is not.",
+            ),
+            Mistake(
+                """
+def pass_at_k(right, k):
+    n = right.shape[1]
+    return sum(1 - math.comb(int(c), k) / math.comb(n, k) for c in right.sum(dim=1)) / len(right)
+""",
+                "This is the chance that one of the k is wrong. Count the picks from the n − c wrong replies.",
+            ),
+            Mistake(
+                """
+def pass_at_k(right, k):
+    n = right.shape[1]
+    return sum(1 - math.comb(n - int(c), k) / math.comb(n, k) for c in right.sum(dim=1))
+""",
+                "You add up the problems. Take their mean.",
+            ),
+            Mistake(
+                """
+def pass_at_k(right, k):
+    blocks = right[:, : right.shape[1] // k * k].reshape(len(right), -1, k)
+    return blocks.amax(dim=2).double().mean()
+""",
+                "You cut the replies into blocks of k. That is right on average and wastes the other picks: two right "
+                "replies in one block count once.",
+            ),
         ),
         alternatives=(
             """
@@ -132,7 +165,7 @@ def pass_at_k(right, k):
 # The four runs above began alike, with one seed, and took the same exam of 200 problems. Which sentence do
 # their records bear out?
 #   A  The symmetric clip is the better one: it has the highest exam.
-#   B  With the KL penalty the policy stays uncertain, because it is punished for leaving a model that was.
+#   B  The KL penalty keeps the policy less certain than sums: it pulls towards a model that is uncertain.
 #   C  The curriculum learns faster: early in the run it has the highest reward.
 #   D  The penalty keeps the policy from learning: its reward at the end is the lowest.
 #   E  Clip-higher finds better answers: it ends with more entropy than the symmetric clip.
@@ -147,9 +180,9 @@ choice = None
         ),
         solution="B",
         explanation="The penalty pulls towards the reference model, whose replies at temperature 1.2 are nearly "
-        "random: entropy 3.1 nats at the start. It is a mechanism with a measured trace, a kl that stays below one nat "
-        "or so and an entropy that stays highest, and it needs no difference in the exam, where there is none to be "
-        "told from luck.",
+        "random: entropy 3.1 nats at the start. It is a mechanism with a measured trace: a kl that stops growing near "
+        "0.7 nats, and an entropy two to five times that of sums from step 8 to step 21. And it needs no difference in "
+        "the exam, where there is none to be told from luck.",
         mistakes=(
             Mistake(
                 "A",
@@ -188,9 +221,10 @@ choice = None
 def research_reward(actions, answer):
     """1.0 if the agent answered, and its answer is right; else 0.0.
 
-    An answer is an action made of the word "answer" and the words of the answer behind it, as in
-    "answer Otto Kern". The first one ends the attempt: whatever comes later does not count. Case, the
-    number of spaces and a period at the end make no difference, in the action and in the right answer.
+    An answer is an action whose first word is "answer", as in "answer Otto Kern"; the words behind it, if
+    there are any, are compared with the right answer. The first one ends the attempt: whatever comes later
+    does not count. Case, the number of spaces and a period at the end make no difference, in the action
+    and in the right answer.
 
     actions: list of str, what the agent wrote in its acting calls, in order; anything at all
     answer: str, the right answer
@@ -230,6 +264,11 @@ def research_reward(actions, answer):
             Case((["the answer red", "answered red"], "red"), 0.0, "not the word, or not in front"),
             Case((["answer dark red"], "red"), 0.0, "the right word at the end of a longer answer"),
             Case((["open a", "open b", "open c", "answer red"], "red"), 1.0, "right after many look-ups"),
+            Case((["answer", "answer red"], "red"), 0.0, "the word alone, which ends the attempt"),
+            Case((["answers come later", "answer red"], "red"), 1.0, "a longer word in front, then the right answer"),
+            Case((["answer Kern Otto"], "Otto Kern"), 0.0, "the right words in another order"),
+            Case((["answer ottokern"], "Otto Kern"), 0.0, "the right words without the space"),
+            Case((["answer red"], "Red."), 1.0, "a period in the right answer"),
         ),
         mistakes=(
             Mistake(
@@ -312,6 +351,50 @@ def research_reward(actions, answer):
 """,
                 "You look at the last action only. The first answer counts, wherever it stands.",
             ),
+            Mistake(
+                """
+def research_reward(actions, answer):
+    for action in actions:
+        said = action.lower().strip(" .").split()
+        if said and said[0].startswith("answer"):
+            return float(said[1:] == answer.lower().strip(" .").split())
+    return 0.0
+""",
+                "You take a word that only begins with \"answer\" for it.",
+            ),
+            Mistake(
+                """
+def research_reward(actions, answer):
+    for action in actions:
+        said = action.lower().strip(" .").split()
+        if said and said[0] == "answer":
+            return float(sorted(said[1:]) == sorted(answer.lower().strip(" .").split()))
+    return 0.0
+""",
+                "You compare the words without their order.",
+            ),
+            Mistake(
+                """
+def research_reward(actions, answer):
+    for action in actions:
+        said = action.lower().strip(" .").split()
+        if said and said[0] == "answer":
+            return 1.0 if said[1:] == answer.lower().strip(" .").split() else -1.0
+    return 0.0
+""",
+                "You punish a wrong answer. Asked is 1 or 0: below that, never answering would be better than trying.",
+            ),
+            Mistake(
+                """
+def research_reward(actions, answer):
+    for action in actions:
+        said = action.lower().strip(" .").split()
+        if len(said) > 1 and said[0] == "answer":
+            return float(said[1:] == answer.lower().strip(" .").split())
+    return 0.0
+""",
+                "The word alone ends the attempt as well: it is an answer that says nothing.",
+            ),
         ),
         alternatives=(
             r"""
@@ -357,7 +440,7 @@ def research_reward(actions, answer):
         stub="""
 # PPO on a model of 7.6 billion parameters, with AdamW. Policy and critic are two models of this size, both
 # trained; a third one, the reference of the KL penalty, is not. Each number of weights, gradients and moments
-# is a float32. How many GiB (2^30 bytes) are taken before the first token is read?
+# is a float32. How many GiB (2^30 bytes) do weights, gradients and moments take?
 gib = None
 """,
         hints=(
@@ -376,6 +459,7 @@ gib = None
             Mistake(273.6, "These are GB of 10⁹ bytes. A GiB has 2³⁰, 7 % more."),
             Mistake(127.4, "Each number takes 4 bytes in float32. Two would be bfloat16."),
             Mistake(198.2, "AdamW keeps two moments for each parameter: of the gradient and of its square."),
+            Mistake(270.0, "This is the peak of the figure, with copies, activations and logits. Leave them out."),
             Mistake(339.7, "Nothing trains the reference: it has weights, and neither gradients nor moments."),
         ),
     ),

@@ -30,19 +30,23 @@ GPU = ["--preset", "gpu", "--level", "3", "--updates-per-batch", "2", "--steps",
 
 
 def record(name: str, settings: Sequence[str], folder: Path) -> int:
-    """Makes one run; its exit code."""
-    return course_lib(["finetune", *settings, *NAMES[name], "--output", str(folder)])
+    """Makes one run, or goes on with one that was stopped; its exit code."""
+    stopped = (folder / "checkpoints").exists() and not (folder / "evaluation_after.json").exists()
+    return course_lib(["finetune", *settings, *NAMES[name], "--output", str(folder), *["--resume"] * stopped])
 
 
 def main(names: Sequence[str]) -> int:
     """Makes the runs asked for, until one fails."""
+    if unknown := set(names) - set(NAMES):
+        raise SystemExit(f"expected some of {', '.join(NAMES)}, got {', '.join(sorted(unknown))}")
     cuda = torch.cuda.is_available()
     for name in names or list(NAMES)[: None if cuda else 4]:
-        if name not in NAMES:
-            raise SystemExit(f"expected some of {', '.join(NAMES)}, got {name}")
-        settings, folder = (GPU, "gpu") if cuda else (LAPTOP, "arithmetic")
-        if code := record(name, settings, RUNS / f"{folder}-{name}"):
+        settings, kind = (GPU, "gpu") if cuda else (LAPTOP, "arithmetic")
+        folder = RUNS / f"{kind}-{name}"
+        if code := record(name, settings, folder):
             return code
+        if not (folder / "evaluation_after.json").exists():
+            raise SystemExit(f"{name}: stopped on its way; the same command goes on")
     return 0
 
 

@@ -21,7 +21,7 @@ import torch
 
 from course_lib.models import add_adapter, load_model, load_small_model, save_adapter, save_model
 from course_lib.research import Corpus, Mode, ResearchTask, expert_trajectory
-from course_lib.runs import Evaluation, prepare_folder, provenance, write_evaluation, write_whole
+from course_lib.runs import Evaluation, prepare_folder, provenance, read_evaluation, write_evaluation, write_whole
 from course_lib.training import GRPOConfig, GRPOTrainer
 from course_lib.trajectories import Trajectory
 from course_lib.warm_start import warm_start
@@ -117,7 +117,7 @@ def teach(model: Any, tokenizer: Any, settings: WarmStart, folder: Path) -> None
 
 def shrink(folder: Path, base: Any, path: Path) -> None:
     """Writes the difference of the model in `folder` to `base` as an adapter, and beside it how it was trained."""
-    if not folder.exists():
+    if not (folder / "warm_start.json").exists():  # written last
         raise SystemExit(f"expected the warm model in {folder}, found none: run warm-start first")
     model, _ = load_model(folder, device=base.device)
     save_adapter(model, base, path, rank=RANK)
@@ -125,19 +125,29 @@ def shrink(folder: Path, base: Any, path: Path) -> None:
 
 
 def record(mode: Mode, settings: Settings, model: Any, tokenizer: Any, folder: Path) -> None:
-    """Trains the warm model in one mode and leaves the run in `folder`."""
+    """Trains the warm model in one mode and leaves the run in `folder`; goes on with a run that was stopped there."""
     task = make_task(mode)
-    prepare_folder(folder)  # refuses another run's before the minutes of the exam
     trainer = GRPOTrainer(model, tokenizer, task, replace(settings.grpo, output_dir=str(folder)))
-    before = exams(trainer, settings)
-    print(f"{mode}: {before[0]}", flush=True)
+    if (folder / "checkpoints").exists():
+        trainer.resume()
+    else:
+        prepare_folder(folder)  # refuses another run's before the minutes of the exam
+        keep(folder, "before", exams(trainer, settings))
+    before = read_evaluation(folder / "evaluation_before.json")
+    print(f"{mode}: {before}", flush=True)
     trainer.train()
+    if trainer.step < settings.grpo.steps:
+        raise SystemExit(f"{mode}: stopped after step {trainer.step}; the same command goes on")
     after = exams(trainer, settings)
-    for when, taken in (("before", before), ("after", after)):
-        for name, result in zip(("evaluation", "samples"), taken, strict=True):
-            write_evaluation(folder / f"{name}_{when}.json", result)
+    keep(folder, "after", after)
     shutil.rmtree(folder / "checkpoints")
-    print(f"{mode}: {before[0]} -> {after[0]}", flush=True)
+    print(f"{mode}: {before} -> {after[0]}", flush=True)
+
+
+def keep(folder: Path, when: str, taken: tuple[Evaluation, Evaluation]) -> None:
+    """Writes the two exams beside the run's metrics."""
+    for name, result in zip(("evaluation", "samples"), taken, strict=True):
+        write_evaluation(folder / f"{name}_{when}.json", result)
 
 
 def exams(trainer: GRPOTrainer, settings: Settings) -> tuple[Evaluation, Evaluation]:
